@@ -63,11 +63,9 @@ from proxy.tasks import end_tasks
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_steering import SlotSteering
 from proxy.tier.tier_member import TierMember
-from proxy.usage.metering import Metering
 from proxy.usage.observed_usage import Observed, read_observed
-from proxy.usage.usage_meter import UsageMeter
-from proxy.usage.usage_topic import UsageTopic
-from proxy.usage.usage_writer import UsageWriter
+from proxy.usage.usage_meter import Metering, UsageMeter
+from proxy.usage.usage_topic import UsageTopic, UsageWriter
 
 STOOD_STILL_S = 1.0
 """A lag after which clients are held to their bounds by schedule: their sensors saw nothing."""

@@ -20,8 +20,8 @@ from proxy.quota.rules import Match, RuleTable
 from proxy.quota.values import BadValueError, parse_duration, parse_size
 from proxy.slices import Slices
 from proxy.state import Document, StateError
-from proxy.usage.metering import RATE_INTERVAL_MS
 from proxy.usage.observed_usage import READ_LIMIT_S, Observed, ObservedClient, SeenSeries
+from proxy.usage.usage_meter import RATE_INTERVAL_MS
 
 SUGGESTED_HEADROOM = 1.5  # of the p99: what a bound is before it is rounded up
 

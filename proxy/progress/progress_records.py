@@ -49,7 +49,18 @@ FORMAT = RecordFormat("progress", 1, ProgressRecord)
 """Keys are `progress/CLIENT_ID/TOPIC/PARTITION`: who has the client has its records."""
 
 
-def read_record(record: Record) -> ProgressRecord:
+def read_records(records: Iterable[Record]) -> ReadRecords:
+    """Read records; some 20 µs each."""
+    read: ReadRecords = {}
+    for record in records:
+        try:
+            read[record.key] = _read(record)
+        except ValueError as error:
+            read[record.key] = str(error)
+    return read
+
+
+def _read(record: Record) -> ProgressRecord:
     """Read a record. Raises ValueError with what is wrong with it.
 
     Earlier programs wrote the label in the place of the client id.
@@ -64,14 +75,3 @@ def read_record(record: Record) -> ProgressRecord:
     if entry.delivered < entry.completed:
         raise ValueError(f"delivered {entry.delivered} is below completed {entry.completed}")
     return entry
-
-
-def read_records(records: Iterable[Record]) -> ReadRecords:
-    """Read records; some 20 µs each."""
-    read: ReadRecords = {}
-    for record in records:
-        try:
-            read[record.key] = read_record(record)
-        except ValueError as error:
-            read[record.key] = str(error)
-    return read

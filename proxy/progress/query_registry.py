@@ -272,7 +272,7 @@ class QueryRegistry(KeptParts[QueryProgress]):
         self.report_results[error.reason] += 1
 
     def unknown_ends(self, report: Report) -> set[TopicPartition]:
-        """Return the partitions whose log ends are to be asked for, and passed on to `accept`."""
+        """Return the partitions whose log ends are to be asked for, and given to `accepting`."""
         query = self._queries.get(self._client_of(report))
         partitions = query.partitions if query is not None else {}
         return {

@@ -1,7 +1,6 @@
 """What a listener in the driver reports, checked field by field before anybody sees it."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -177,14 +176,15 @@ Uuid = Annotated[str, StringConstraints(max_length=36), AfterValidator(_uuid)]
 Name = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARS), AfterValidator(_printable)
 ]
-_TOPIC = re.compile(r"^[a-zA-Z0-9._-]{1,249}\Z")
-_PARTITION = re.compile(r"^(0|[1-9][0-9]{0,8})\Z")
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 Partition = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 """Its number in its only spelling: any other would name one partition twice."""
 
 Figure = Annotated[int, Field(ge=0, le=MAX_INT64)]
-Offsets = dict[Topic, dict[Partition, Figure]]
+Offsets = Annotated[
+    dict[Topic, Annotated[dict[Partition, Figure], Field(fail_fast=True)]], Field(fail_fast=True)
+]
+"""The first mistake ends the reading: one for each of many partitions would take a second."""
 
 
 class _Part(BaseModel):
@@ -329,10 +329,8 @@ class Report(_Part):
     trigger: TriggerReport | None = None
     """With `started` and `running`, where Spark's own objects can be asked."""
 
-    @property
-    def ranges(self) -> Mapping[TopicPartition, BatchRange]:
-        """What its batch completed of each partition, if it has one."""
-        return self.batch.ranges if self.batch is not None else {}
+    ranges: ClassVar[Mapping[TopicPartition, BatchRange]]
+    """What its batch completed of each partition, if it has one."""
 
     @model_validator(mode="after")
     def _check_event(self) -> Self:
@@ -342,9 +340,10 @@ class Report(_Part):
             raise ValueError("a batch comes with the event progress and with no other")
         if self.error is not None and self.event != "terminated":
             raise ValueError("an error comes with the event terminated and with no other")
+        vars(self).update(ranges={} if self.batch is None else self.batch.ranges)
         sources = self.batch.sources if self.batch is not None else ()
         if sum(map(_partitions_named, sources)) > MAX_PARTITIONS:
-            raise ValueError(_TOO_MANY)
+            raise ValueError(f"the batch has more than {MAX_PARTITIONS} partitions")
         return self
 
 
@@ -353,8 +352,8 @@ def values_in(raw: bytes) -> int:
     return raw.count(b",")
 
 
-def parse_report(raw: bytes, *, is_long: bool = False) -> Report:
-    """Parse a report, a long one without holding up other threads for long.
+def parse_report(raw: bytes) -> Report:
+    """Parse a report. A long one has two steps in which no other thread goes on, some 10 ms each.
 
     Whether it agrees with others and the log is checked by QueryRegistry. Nothing is converted: a
     number that is written as text or as `true`, NaN and what does not fit 64 bits are refused, keys
@@ -367,11 +366,7 @@ def parse_report(raw: bytes, *, is_long: bool = False) -> Report:
             raise ValueError(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
         if (values := values_in(raw)) > MAX_VALUES:
             raise ValueError(f"a report of {values} values; the most is {MAX_VALUES}")
-        if not is_long:
-            return Report.model_validate_json(raw)
-        document = _json_of(raw)
-        _cut_to_first_mistake(document)
-        return Report.model_validate(document)
+        return Report.model_validate(_json_of(raw))
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_context=False)
         if all(map(_is_negative_figure, mistakes)):
@@ -393,50 +388,6 @@ def _json_of(raw: bytes) -> Any:
         raise ValueError(f"Invalid JSON: {error}") from None
 
 
-def _cut_to_first_mistake(document: Any) -> None:
-    """Leave of all offsets the first mistake alone, if there is any.
-
-    Pydantic goes on to the end, and lets no other thread run meanwhile. Raises ValueError for many
-    more partitions than there may be.
-    """
-    sources = _part(_part(document, dict, "batch"), list, "sources")
-    every = (
-        (at, source, name, topic, offsets)
-        for at, source in enumerate(sources)
-        for name in _MAPS
-        for topic, offsets in _part(source, dict, name).items()
-    )
-    left = len(_MAPS) * 2 * MAX_PARTITIONS
-    for at, source, name, topic, offsets in every:
-        left -= 1 + (len(offsets) if isinstance(offsets, dict) else 0)
-        if left < 0:
-            raise ValueError(_TOO_MANY)
-        if not _are_sound(topic, offsets):
-            wrong = offsets
-            if isinstance(offsets, dict):
-                each_alone = ({partition: end} for partition, end in offsets.items())
-                wrong = next((one for one in each_alone if not _are_sound(topic, one)), {})
-            cut: dict[str, Any] = {key: {} for key in _MAPS if isinstance(source.get(key), dict)}
-            sources[at:] = [{**source, **cut, name: {topic: wrong}}]
-            return
-
-
-def _part(of: Any, kind: type, name: str) -> Any:
-    """Return what an object of JSON has by a name, something void if that is of another kind."""
-    found = of.get(name) if isinstance(of, dict) else None
-    return found if isinstance(found, kind) else kind()
-
-
-def _are_sound(topic: str, offsets: Any) -> bool:
-    if not isinstance(offsets, dict) or not _TOPIC.match(topic):
-        return False
-    figures = offsets.values()
-    are_figures = set(map(type, figures)) <= {int} and all(map(_PARTITION.match, offsets))
-    return are_figures and min(figures, default=0) >= 0 and max(figures, default=0) <= MAX_INT64
-
-
-_MAPS = ("start", "end", "latest")
-_TOO_MANY = f"the batch has more than {MAX_PARTITIONS} partitions"
 _NO_KEY = "is not the name of a topic, or not the number of a partition"
 
 

@@ -29,14 +29,13 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
 from proxy.pipeline.running_pipeline import RunningPipeline
-from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
-from proxy.progress.query_registry import Owns, QueryRegistry, owns_all
+from proxy.progress.query_registry import Owns, QueryRegistry
 from proxy.progress.report import QueryScope, Report, ReportRefused, parse_report
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
@@ -143,13 +142,14 @@ class Queries:
         """What this member owns."""
         return self.registry.owns
 
-    def load(self, store: Store, owns: Owns = owns_all) -> None:
+    def load(self, store: Store, owns: Owns) -> None:
         """Read what an earlier process wrote there of these; write there from now on.
 
         Call it once, before anything is known of any client.
         """
         self.resume(store)
-        self._take(*self._read(store, owns), owns, is_handed_over=False)
+        read = read_owned(store, owns, self.registry.client_of_record)
+        self._take(*read, owns, is_handed_over=False)
 
     async def assign(self, store: Store, *, owns: Owns) -> None:
         """Resume what these own more than before, from what is written there of it.
@@ -159,7 +159,8 @@ class Queries:
         """
         async with self._handing_over:
             came = OwnedBeside(owns, self.owns, is_others=False)
-            read = await asyncio.to_thread(self._read, store, came)
+            client_of = self.registry.client_of_record
+            read = await asyncio.to_thread(read_owned, store, came, client_of)
             self._take(*read, owns, is_handed_over=True)
 
     async def revoke(self, *, owns: Owns) -> bool:
@@ -203,13 +204,8 @@ class Queries:
         are_kept = [part.forget_leaving() for part in self._parts]
         return all(are_kept)
 
-    def _read(self, store: Store, owns: Owns) -> tuple[OwnedRecords, ReadRecords]:
-        """Return all records of what these own, and what those of progress say."""
-        records = read_owned(store, owns, self.registry.client_of_record)
-        return records, progress_records.read_records(records[progress_records.FORMAT.namespace])
-
     def _take(
-        self, records: OwnedRecords, progress: ReadRecords, owns: Owns, *, is_handed_over: bool
+        self, progress: ReadRecords, records: OwnedRecords, owns: Owns, *, is_handed_over: bool
     ) -> None:
         """Follow what is of these, from these records; of others nothing is left."""
         self._own(owns)
@@ -271,7 +267,7 @@ class Queries:
             await asyncio.sleep((self._parse_from_ms - clock_ms()) / MS_PER_SECOND)
             began_ms = clock_ms()
             try:
-                return await asyncio.to_thread(parse_report, raw, is_long=True)
+                return await asyncio.to_thread(parse_report, raw)
             finally:
                 self._parse_from_ms = clock_ms() + LONG_REST * (clock_ms() - began_ms)
 

@@ -1,14 +1,14 @@
 """Whose a record of the state is: of a client, of a pipeline, or of all members together."""
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.backpressure import backpressure_record
 from proxy.pipeline.completion import LEDGER_RECORDS
 from proxy.pipeline.nodes import FLOW_RECORDS
-from proxy.progress import progress_records
+from proxy.progress.progress_records import FORMAT as PROGRESS
+from proxy.progress.progress_records import ReadRecords, read_records
 from proxy.progress.query_registry import Owns, owns_all
 from proxy.state import Record, Store
 from proxy.state.journal import key_parts
@@ -23,7 +23,7 @@ class OwnerKind(StrEnum):
 
 
 OWNED_RECORDS = {
-    progress_records.FORMAT.namespace: OwnerKind.CLIENT,
+    PROGRESS.namespace: OwnerKind.CLIENT,
     backpressure_record.BOUND_RECORDS.namespace: OwnerKind.CLIENT,
     FLOW_RECORDS.namespace: OwnerKind.PIPELINE,
     LEDGER_RECORDS["root"].namespace: OwnerKind.PIPELINE,
@@ -64,41 +64,44 @@ def owner_of(key: str) -> RecordOwner | None:
     """Return whose the record of a key is; None: it concerns all members, as overrides do.
 
     Of progress that an earlier program wrote it is the label of the query, in the place of its
-    client id: see `owned`.
+    client id: see `read_owned`.
     """
     namespace, name, *_ = (*key_parts(key), "")
     kind = OWNED_RECORDS.get(namespace)
     return RecordOwner(kind, name) if kind is not None else None
 
 
-def owned(
-    records: Iterable[Record], owns: Owns, client_of: Callable[[str, str], str]
-) -> list[Record]:
-    """Return the records that belong to clients and pipelines of a member.
-
-    `client_of` returns the client id of a query by the label and the client id of its record: a
-    configured query may have another one now. Records of progress that cannot be read are those of
-    the client that their key names.
-    """
-    found: list[Record] = []
-    for record in records:
-        owner = owner_of(record.key)
-        if owner is not None and record.key.startswith(progress_records.FORMAT.prefix):
-            with suppress(ValueError):
-                entry = progress_records.read_record(record)
-                owner = RecordOwner(owner.kind, client_of(entry.label, entry.client_id))
-        if owner is not None and owner.is_among(owns):
-            found.append(record)
-    return found
-
-
 OwnedRecords = dict[str, list[Record]]
 """By what the keys begin with."""
 
 
-def read_owned(store: Store, owns: Owns, client_of: Callable[[str, str], str]) -> OwnedRecords:
-    """Return what is written of what a member owns. Raises StateError."""
-    found = {each: store.items(each + SEPARATOR) for each in OWNED_RECORDS}
+def read_owned(
+    store: Store, owns: Owns, client_of: Callable[[str, str], str]
+) -> tuple[ReadRecords, OwnedRecords]:
+    """Return what a member owns: what its records of progress say, and the others. In a thread.
+
+    `client_of` returns the client id of a query by the label and the client id of its record: a
+    configured query may have another one now. Records of progress that cannot be read are those of
+    the client that their key names. Raises StateError.
+    """
+    progress = read_records(store.items(PROGRESS.prefix))
+    others = [each for each in OWNED_RECORDS if each != PROGRESS.namespace]
+    records = {each: store.items(each + SEPARATOR) for each in others}
     if owns is owns_all:
-        return found
-    return {each: owned(records, owns, client_of) for each, records in found.items()}
+        return progress, records
+    mine: ReadRecords = {}
+    for key, said in progress.items():
+        client_id = key_parts(key)[1]
+        if not isinstance(said, str):
+            client_id = client_of(said.label, said.client_id)
+        if owns.client(client_id):
+            mine[key] = said
+    return mine, {
+        each: [record for record in found if _is_among(record, owns)]
+        for each, found in records.items()
+    }
+
+
+def _is_among(record: Record, owns: Owns) -> bool:
+    owner = owner_of(record.key)
+    return owner is not None and owner.is_among(owns)

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
-from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
+from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.slices import Slices
-from proxy.usage.usage_record import UsageRecord, bucket_of, descending, quantile_of
+from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of, descending, quantile_of
 from proxy.usage.usage_topic import UsageTopic, usage_messages
 
 READ_LIMIT_S = 25.0
@@ -22,8 +22,6 @@ READ_LIMIT_S = 25.0
 
 MAX_SUMMED = 200_000
 """So many rates are kept by interval, of clients whose names are made anew; about 20 MB."""
-
-KIND_OF = {"read": CONSUMER_BYTE_RATE, "write": PRODUCER_BYTE_RATE}
 
 MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 """A UUID: who has one in its client id, as Spark's executors, has another one at each start."""

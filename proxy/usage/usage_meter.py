@@ -1,40 +1,109 @@
 """Meters clients: reads the counters that there are, and makes a record of each for an interval.
 
 Nothing is counted for it but what `relay.client_usage` records. What a counter has counted is taken
-once, when it is read: the sum over all records is what the counters say, to the byte.
+once, when it is read: the sum over all records is what the counters say, to the byte. A client's
+bytes are divided by topic exactly where all was walked, else in the sampled proportions; whatever
+was walked, the parts add up to the bytes.
 """
 
+import asyncio
 import hashlib
 import hmac
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from time import time
+from typing import TypeVar
+
+from structlog import get_logger
 
 from metrics import BoundedLabels, CounterChild
-from metrics.clock import MS_PER_SECOND
+from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.exposition import OTHER
-from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
+from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.relay.client_usage import ClientUsage, Direction
-from proxy.usage.topic_split import TopicShares, apportioned
-from proxy.usage.usage_record import UsageRecord, bucket_of
+from proxy.relay.client_usage import ClientUsage, Direction, TopicSampler
+from proxy.slices import Slices
+from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of
+from proxy.usage.usage_topic import UsageWriter
 from proxy.wire.apis import FETCH, PRODUCE, api_name
+
+RATE_INTERVAL_MS = 10_000.0
+"""Over so long a rate is taken: as long as Kafka's windows look back on."""
+
+MAX_OFF_MS = 1000.0
+"""An interval ends when it should by the clock of the day, unless that was set meanwhile."""
 
 LOOKED_AT_ONCE = 100  # counters in one step; some 50 microseconds
 
 READ_API, WRITE_API = api_name(FETCH), api_name(PRODUCE)
 """Whose bytes make a rate, and are of topics."""
 
-BY_DIRECTION: Mapping[Direction, QuotaKind] = {
-    "read": CONSUMER_BYTE_RATE,
-    "write": PRODUCER_BYTE_RATE,
-}
-
 MAX_HASHES = 20_000  # whose hashes are kept
 
 UsageLabels = tuple[str, ...]
 """Listener, user, client id and API of a counter of bytes; of a client those before the API."""
+
+Part = TypeVar("Part")
+
+_log = get_logger(__name__)
+
+
+class TopicShares:
+    """What was walked of a client in one direction and is not written yet."""
+
+    __slots__ = ("_last", "is_sampled", "sizes", "total_bytes")
+
+    def __init__(self) -> None:
+        self._last: dict[str | None, int] = {}
+        """The proportions of the last time that there were any: they stand for what had none."""
+        self._clear()
+
+    def _clear(self) -> None:
+        self.sizes: defaultdict[str | None, int] = defaultdict(int)
+        self.total_bytes, self.is_sampled = 0, False
+
+    def take(self, sampler: TopicSampler) -> None:
+        """Take from a sampler what it has."""
+        for topic, size in sampler.sizes.items():
+            self.sizes[topic] += size
+        self.total_bytes += sampler.total_bytes
+        self.is_sampled |= sampler.is_sampled
+        sampler.clear()
+
+    def divide(self, count: int) -> tuple[dict[str | None, int], bool]:
+        """Divide so many bytes by topic, None for no topic; say whether that is an estimate.
+
+        Where all was walked, what is more than `count` stays for the next time: its head was not
+        counted yet.
+        """
+        walked = sum(self.sizes.values())
+        if not self.total_bytes:
+            if count and self._last:
+                return apportioned(count, self._last), True
+            return {None: count}, False
+        sizes, is_sampled = self.sizes, self.is_sampled
+        self._last = {None: max(self.total_bytes - walked, 0), **sizes}
+        self._clear()
+        if is_sampled:
+            return apportioned(count, self._last), True
+        if walked <= count:
+            return {None: count - walked, **sizes}, False
+        parts = {None: 0, **apportioned(count, sizes)}
+        self.sizes.update({topic: size - parts[topic] for topic, size in sizes.items()})
+        self.total_bytes = sum(self.sizes.values())
+        return parts, False
+
+
+def apportioned(count: int, weights: Mapping[Part, int]) -> dict[Part, int]:
+    """Divide a whole number by weights of 0 or more, not all 0, by largest remainders."""
+    total = sum(weights.values())
+    parts = {part: count * weight // total for part, weight in weights.items()}
+    left = count - sum(parts.values())
+    for part in sorted(weights, key=lambda each: -(count * weights[each] % total))[:left]:
+        parts[part] += 1
+    return parts
 
 
 @dataclass(slots=True)
@@ -59,12 +128,6 @@ class DirectionUsage:
         """Whether there is nothing to write."""
         counts = self.bytes, self.requests, self.connections, self.held_ms, self.would_be_s
         return not (any(counts) or self.rates)
-
-    def clear(self) -> None:
-        """Begin a new interval; what has made no rate yet stays."""
-        self.bytes = self.topic_bytes = self.requests = self.connections = 0
-        self.held_ms = self.would_be_s = self.peak = 0.0
-        self.rates = Counter()
 
 
 class UsageMeter:
@@ -126,7 +189,9 @@ class UsageMeter:
                 if not usage.is_idle:
                     for figures in self._records(labels, direction, usage, table):
                         put(make(**figures))
-                    usage.clear()
+                    # What has made no rate yet, or no part of a topic, stays.
+                    left = DirectionUsage(rated_bytes=usage.rated_bytes, shares=usage.shares)
+                    client[direction] = left
             # Those who are together under OTHER have a client of that name as long as we run.
             if labels not in self._bytes_total.last_values and OTHER not in labels:
                 del self._clients[labels]
@@ -161,7 +226,7 @@ class UsageMeter:
                 return  # nothing was counted yet
             labels = identity.listener, OTHER, OTHER
         sampled = {"read": usage.fetched, "write": usage.produced}
-        for direction in BY_DIRECTION:
+        for direction in KIND_OF:
             connections = usage.connections if direction == "read" else 0
             held_ms, would_be_s = usage.held_ms[direction], usage.would_be_s[direction]
             sampler = sampled[direction]
@@ -179,7 +244,7 @@ class UsageMeter:
         """Yield the figures of each record, the one with most bytes first."""
         listener, user, client_id = labels
         match = table.match(
-            BY_DIRECTION[direction], ClientIdentity(listener, user or None, client_id or None)
+            KIND_OF[direction], ClientIdentity(listener, user or None, client_id or None)
         )
         rule = None if match is None else match.rule
         parts, sampled = usage.shares.divide(usage.topic_bytes)
@@ -211,3 +276,82 @@ class UsageMeter:
 def hashed_name(key: bytes, name: str) -> str:
     """Return what stands for a name: who has the key can find it again, nobody else."""
     return hmac.new(key, name.encode(), hashlib.sha256).hexdigest()
+
+
+class Metering:
+    """Takes rates and writes records of intervals that begin with the hour; `close` it in the end.
+
+    `member` is who writes, `interval_s` how long an interval is; clocks are of the day, in seconds
+    since 1970, and monotonic, in milliseconds.
+    """
+
+    def __init__(
+        self,
+        meter: UsageMeter,
+        writer: UsageWriter,
+        slices: Slices,
+        *,
+        member: str,
+        interval_s: float,
+        clock_s: Callable[[], float] = time,
+        clock_ms: Callable[[], float] = clock_ms,
+    ) -> None:
+        self.meter, self._writer, self._slices = meter, writer, slices
+        self._interval_ms = interval_s * MS_PER_SECOND
+        self._clock_s, self._clock_ms = clock_s, clock_ms
+        self._start_ms = self._day_ms()
+        self._make = partial(UsageRecord, member=member, epoch=self._start_ms, sequence=0)
+        self._rated_ms = clock_ms()
+        self._plan()
+
+    def _day_ms(self) -> int:
+        return round(self._clock_s() * MS_PER_SECOND)
+
+    def _plan(self) -> None:
+        """Choose the end of the interval: of the day, and by the monotonic clock."""
+        now_ms = self._day_ms()
+        self._end_ms = (now_ms // self._interval_ms + 1) * self._interval_ms
+        self._due_ms = self._clock_ms() + self._end_ms - now_ms
+
+    async def run(self) -> None:
+        """Meter, until cancelled."""
+        writing = asyncio.create_task(self._writer.run(), name="write usage")
+        try:
+            while True:
+                next_ms = min(self._due_ms, self._rated_ms + RATE_INTERVAL_MS)
+                await asyncio.sleep(max(next_ms - self._clock_ms(), 0.0) / MS_PER_SECOND)
+                try:
+                    await self.tick()
+                except Exception as error:  # a defect of ours must not end the proxy
+                    _log.error("unexpected error about usage", exc_info=error)
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def tick(self) -> None:
+        """Take a rate, and end the interval, if it is time."""
+        now_ms = self._clock_ms()
+        await self._slices.collect(self.meter.reading())
+        if now_ms >= self._rated_ms + RATE_INTERVAL_MS:
+            seconds, self._rated_ms = (now_ms - self._rated_ms) / MS_PER_SECOND, now_ms
+            await self._slices.collect(self.meter.rating(seconds))
+        if now_ms >= self._due_ms:
+            await self._record()
+
+    async def _record(self) -> None:
+        """Write what came since the last time, as an interval that ends now."""
+        planned_ms, now_ms = self._end_ms, self._day_ms()
+        end_ms = planned_ms if abs(now_ms - planned_ms) < MAX_OFF_MS else now_ms
+        # Where the clock was put back the interval has no length that is known.
+        start_ms, end_ms = min(self._start_ms, round(end_ms) - 1), round(end_ms)
+        make = partial(self._make, start_ms=start_ms, end_ms=end_ms)
+        self._start_ms = end_ms
+        self._plan()
+        await self._slices.collect(self.meter.recording(make, self._writer.add))
+        await self._slices.collect(self._writer.coarsening(now_ms))
+
+    async def close(self) -> None:
+        """Write the last interval, which is shorter, when `run` has ended and nothing moves."""
+        await self._slices.collect(self.meter.reading())
+        await self._record()
+        await self._writer.close()

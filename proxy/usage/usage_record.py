@@ -7,9 +7,17 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
+from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
+from proxy.relay.client_usage import Direction
+
 SCHEMA_VERSION = 1
 BUCKET_GROWTH = 1.05
 """A bucket's upper edge is so many times its lower one: the error of a quantile."""
+
+KIND_OF: Mapping[Direction, QuotaKind] = {
+    "read": CONSUMER_BYTE_RATE,
+    "write": PRODUCER_BYTE_RATE,
+}
 
 UsageKey: TypeAlias = tuple[str | None, ...]
 """What records have in common that may be summed up: all but time and figures."""
@@ -49,7 +57,7 @@ class UsageRecord(BaseModel):
         description="Null: bytes of no topic, such as heads and other requests than Fetch and "
         "Produce."
     )
-    direction: Literal["read", "write"] = Field(
+    direction: Direction = Field(
         description="Write: of Produce, requests and answers. Read: of all else."
     )
     bytes: int = Field(ge=0)

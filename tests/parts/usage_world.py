@@ -14,8 +14,7 @@ from proxy.relay.clients import ClientRegistry
 from proxy.slices import Slices
 from proxy.usage.usage_meter import UsageMeter
 from proxy.usage.usage_record import UsageRecord
-from proxy.usage.usage_topic import UsageTopic
-from proxy.usage.usage_writer import UsageWriter
+from proxy.usage.usage_topic import UsageTopic, UsageWriter
 from proxy.wire.apis import FETCH, METADATA, PRODUCE
 
 FIGURES = {

@@ -7,9 +7,9 @@ import pytest
 
 from proxy.spark.usage import record_frames, usage_figures
 from proxy.spark.usage.command_line import UsageInputError, cause_of
-from proxy.spark.usage.fitting_rules import bound_text
 from proxy.spark.usage.record_frames import RECORD_SCHEMA
 from proxy.spark.usage.teams import parse_teams
+from proxy.spark.usage.usage_report import bound_text
 from proxy.usage import usage_record
 
 A: dict[str, Any] = {"name": "a", "users": ["alice"], "client-ids": ["etl"], "topics": ["t"]}

@@ -13,10 +13,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from examples.devkit.broker import EmbeddedBroker
-from proxy.spark.usage import sole_writer
+from proxy.spark.usage import usage_stream
 from proxy.spark.usage.command_line import UsageInputError
-from proxy.spark.usage.sole_writer import SoleWriter
-from proxy.spark.usage.usage_stream import usage_query
+from proxy.spark.usage.usage_stream import SoleWriter, usage_query
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +80,7 @@ def test_who_was_taken_for_dead_stores_nothing_more(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sole_writer, "DEAD_AFTER_S", 0.1)
+    monkeypatch.setattr(usage_stream, "DEAD_AFTER_S", 0.1)
     monkeypatch.setattr(SoleWriter, "keep", lambda *_: None)  # this driver hangs
     name, out = topic(PARTITIONS), str(tmp_path / "usage")
     options = {"kafka.bootstrap.servers": kafka.bootstrap}

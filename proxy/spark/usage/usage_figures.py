@@ -35,6 +35,11 @@ _BY_CLIENT = ("user", "client_id", "rule", "topic", "direction")
 _Rates = dict[tuple[str, str], dict[str, Any]]
 """By key and direction: percentiles, the peak, and of how many rates."""
 _KEPT = StorageLevel.MEMORY_AND_DISK
+_AS_THEY_ARE = (
+    *("read_bytes", "clients", "requests", "connections", "sampled_bytes", "hashed"),
+    *("first_day", "last_day"),
+)
+"""What has one name in a row of sums and in Usage, and is not rounded."""
 _ADDED = ("requests", "connections", "held_seconds", "would_be_seconds", "sampled_bytes", "hashed")
 
 
@@ -307,18 +312,11 @@ def _usage_of(row: Row, name: str, rates: _Rates, has_weeks: bool) -> Usage:
         growth = round(100 * ((row["week_0"] or 0) / row["week_1"] - 1), 1)
     return Usage(
         name,
-        row["read_bytes"],
-        row["write_bytes"],
+        written_bytes=row["write_bytes"],
         growth_percent=growth,
-        clients=row["clients"],
-        requests=row["requests"],
-        connections=row["connections"],
         held_seconds=round(row["held_seconds"], 3),
         would_be_held_seconds=round(row["would_be_seconds"], 3),
-        sampled_bytes=row["sampled_bytes"],
-        hashed=row["hashed"],
-        first_day=row["first_day"],
-        last_day=row["last_day"],
+        **{each: row[each] for each in _AS_THEY_ARE},
         **figures,
     )
 

@@ -5,8 +5,8 @@ from parts.member_world import Owned
 from parts.reports import uuid
 
 from proxy.progress.progress_records import FORMAT
-from proxy.queries.record_owner import OwnerKind, RecordOwner, owned, owner_of
-from proxy.state import Record
+from proxy.queries.record_owner import OwnerKind, RecordOwner, owner_of, read_owned
+from proxy.state import MemoryStore, Record
 
 NAME = "a b/c%d\u00e9"
 QUOTED = "a%20b%2Fc%25d%C3%A9"
@@ -54,6 +54,11 @@ def test_those_of_a_member():
         Record.of("flow/q/n", None),
         Record.of("quotas/client-id=c", None),
     ]
-    client_of = {"configured": "c"}.get
+    store = MemoryStore()
+    store.put_many([*mine, *others])
     owns = Owned(frozenset({"c"}), frozenset({"p"}))
-    assert owned([*mine, *others], owns, client_of) == mine
+    client_of = {"configured": "c"}.get
+    progress, records = read_owned(store, owns, client_of)
+    found = [*progress, *(each.key for of_kind in records.values() for each in of_kind)]
+    assert sorted(found) == sorted(each.key for each in mine)
+    assert [type(said) for key, said in progress.items() if key == "progress/c/t/1"] == [str]

@@ -7,7 +7,7 @@ from parts.usage_world import UsageWorld, open_writer
 from parts.virtual_time import VirtualTime
 
 from proxy.slices import Slices
-from proxy.usage.metering import Metering
+from proxy.usage.usage_meter import Metering
 
 START_S = 1_790_000_000.0 // 3600 * 3600 + 12.5
 

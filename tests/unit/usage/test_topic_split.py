@@ -11,7 +11,7 @@ from parts.usage_world import UsageWorld
 from proxy.progress.topics import TopicNames
 from proxy.relay import client_usage
 from proxy.relay.client_usage import MAX_SAMPLED_TOPICS, SampleTurn, TopicSampler
-from proxy.usage.topic_split import TopicShares, apportioned
+from proxy.usage.usage_meter import TopicShares, apportioned
 
 COUNTS = st.integers(0, 10**15)
 ORDERS_ID = bytes(range(16))

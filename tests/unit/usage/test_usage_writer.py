@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from parts.usage_world import open_writer, record
 from structlog.testing import capture_logs
 
-from proxy.usage import usage_writer
-from proxy.usage.usage_writer import FINE_MS, WRITTEN_TOGETHER
+from proxy.usage import usage_topic
+from proxy.usage.usage_topic import FINE_MS, WRITTEN_TOGETHER
 
 MINUTE_MS = 60_000
 
@@ -69,8 +69,8 @@ def test_what_is_old_is_summed_up_and_what_was_tried_is_not():
 )
 def test_without_doubles_it_is_all_and_a_gap_shows_what_is_lost(steps, room):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(usage_writer, "MAX_UNWRITTEN", room)
-        patch.setattr(usage_writer, "WRITTEN_TOGETHER", 2)
+        patch.setattr(usage_topic, "MAX_UNWRITTEN", room)
+        patch.setattr(usage_topic, "WRITTEN_TOGETHER", 2)
         writer, metrics = open_writer()
         found, now_ms = [], 0
         for client_id, what in steps:
@@ -93,7 +93,7 @@ def test_without_doubles_it_is_all_and_a_gap_shows_what_is_lost(steps, room):
 
 
 async def test_the_end_waits_for_a_while_only_and_says_what_is_lost(monkeypatch):
-    monkeypatch.setattr(usage_writer, "CLOSE_LIMIT_S", 0.01)
+    monkeypatch.setattr(usage_topic, "CLOSE_LIMIT_S", 0.01)
     writer, metrics = open_writer()
     for _ in range(3):
         writer.add(record())
