@@ -30,8 +30,7 @@ from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.peers import Peers
 from proxy.tier.records import COMMON_SLOT, take_debts, write_debts
 from proxy.tier.slot_balance import Owners, stand_in_of
-from proxy.tier.slot_map import SLOTS, SlotMap
-from proxy.tier.slot_steering import SlotSteering
+from proxy.tier.slot_map import SLOTS, SlotMap, SlotSteering
 
 TAKE_RETRY_S = 0.5
 """After slots could not be taken, or given."""

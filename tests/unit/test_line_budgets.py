@@ -20,10 +20,10 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(320, 200),
-    "proxy/launcher": Budget(690, 400),
+    "proxy/launcher": Budget(683, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
-    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1370, 650),
-    "proxy/tier": Budget(4211, 2350),
+    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1365, 650),
+    "proxy/tier": Budget(4201, 2350),
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(875, 650),
     "proxy/admin": Budget(6675, 4250),

@@ -19,8 +19,7 @@ from proxy.tier.group.group_documents import Assignment
 from proxy.tier.key_rules import TierRules
 from proxy.tier.ownership import SlotOwnership
 from proxy.tier.peers import Peers
-from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
-from proxy.tier.slot_steering import SlotSteering
+from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap, SlotSteering
 
 NAME, OTHER = "a/0", "b/0"
 LIMIT_S = 20.0
