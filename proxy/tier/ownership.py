@@ -177,10 +177,13 @@ class SlotOwnership:
         self._wanted.set()
 
     async def release(self, slots: frozenset[int]) -> None:
-        """Release slots, with all that their clients owe."""
-        async with self._changing:
-            await self._apply()
-            await asyncio.to_thread(self.store.release, slots)
+        """Release slots, with all that their clients owe; they are not written after that."""
+        try:
+            async with self._changing:
+                await self._apply()
+                await asyncio.to_thread(self.store.release, slots)
+        finally:  # also those that are not released in time
+            self.store.slots.release(slots)
 
     async def follow(self) -> None:
         """Follow what the group decides, until cancelled."""
@@ -238,9 +241,8 @@ class SlotOwnership:
 
     async def _steer(self) -> None:
         """Send clients on by the routes now; who comes here with that gets no more than one."""
-        gained = self._steering.use(self.routes(), self.owns.keys.slot_of)
-        if gained:
-            slot_of = self.owns.keys.slot_of
+        slot_of = self.owns.keys.slot_of
+        if gained := self._steering.use(self.routes(), slot_of):
             walk = self._shared.pace_immediately(lambda client: slot_of(client) in gained, clock_ms)
             await self._slices.collect(walk)
 
@@ -330,9 +332,8 @@ class SlotOwnership:
             self._owed_away = [debt for debt in left if slot_of(debt.identity) not in gone]
             await asyncio.to_thread(self._move_misplaced)
         self.owns = after
-        for slot, owner in enumerate(slot_map.owners):
-            if owner is not None:
-                self._owners_before[slot] = owner
+        latest = zip(slot_map.owners, self._owners_before, strict=True)
+        self._owners_before = [owner or earlier for owner, earlier in latest]
         try:
             owed = [debt for debt in debts if after.has(debt.identity)]
             self._shared.take_debts(owed, clock_ms())
