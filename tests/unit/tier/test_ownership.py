@@ -164,3 +164,16 @@ async def test_what_is_not_released_in_time_is_not_written_any_more(tmp_path: Pa
         rounds.give(MOVED, NEXT)
         assert await slots_then(ownership) == {NEXT}
         assert store.meanwhile is nothing
+
+
+async def test_what_goes_while_it_is_read_is_not_written(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (store, ownership, rounds):
+
+        async def go() -> None:
+            assert rounds.give(MOVED, releasing=[NEXT]) == {NEXT}
+            rounds.give_up({NEXT})
+
+        store.meanwhile = go
+        rounds.give(MOVED, NEXT)
+        assert await slots_then(ownership) == {MOVED}
+        assert store.slots.taken == {MOVED}
