@@ -42,13 +42,13 @@ from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.release import VERSION, CheckoutError
 from proxy.state import StateError
 from proxy.tier import key_rules
-from proxy.tier.tier_member import TIER_ERRORS
+from proxy.tier.group.group_member import MembershipError
 
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT = 0, 1, 2
 
 FAILURES = (
-    *(AdminRefusal, CheckoutError, ConfigError, StateError, TakeOverError, WorkerError),
-    *TIER_ERRORS,
+    *(AdminRefusal, CheckoutError, ConfigError, MembershipError, StateError),
+    *(TakeOverError, WorkerError),
 )
 """What says all by itself that a command could not do; some of it is bad input."""
 

@@ -75,7 +75,7 @@ class Member:
         self._store = parts.store
         self._debts = KeptDebts(config.state.kind, parts.quotas, parts.slices)
         self._reloader = Reloader(path, config, parts.apply, parts.health.record_load)
-        self.reload = self._reloader.request
+        self.reload, self.take_back = self._reloader.request, parts.relay.take_back
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
         self._released = False
@@ -180,10 +180,6 @@ class Member:
                         _log.error(text, error=str(error))
                         break
                 await asyncio.sleep(RESUME_RETRY_S)
-
-    def take_back(self) -> None:
-        """Have new connections come here again: the successor that gets them hangs."""
-        self._parts.relay.take_back()
 
     def addresses(self) -> Iterable[Address]:
         """Return where we listen."""

@@ -61,7 +61,7 @@ from proxy.slices import Slices
 from proxy.state import MemoryStore, StateError, Store, WriteProbe
 from proxy.tasks import end_tasks
 from proxy.tier.key_rules import digest_in_force
-from proxy.tier.slot_steering import SlotSteering
+from proxy.tier.slot_map import SlotSteering
 from proxy.tier.tier_member import TierMember
 from proxy.usage.observed_usage import Observed, read_observed
 from proxy.usage.usage_meter import Metering, UsageMeter
@@ -163,7 +163,6 @@ class MemberProcess:
         self.slices = Slices()
         """For all long walks of this process."""
         self._metering = self._make_metering()
-        self._leads = config.tier is None
         self._tasks: list[asyncio.Task[None]] = []
         if steering is not None:
             # Who is new here may have had its bound at another member a moment ago.
@@ -199,7 +198,7 @@ class MemberProcess:
             self._settings,
             partial(_in_turn, asyncio.Lock()),
             partial(_in_turn, asyncio.Lock()),
-            writes=self._leads,
+            writes=self.tier is None,
             now_s=time.time(),
         )
         self.audit = AuditLog(self.store)

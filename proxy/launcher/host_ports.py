@@ -15,6 +15,7 @@ from proxy.config.endpoints import HostPort
 from proxy.hot_restart import bind_admin
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import close_all, open_ports, steer, take_over_port
+from proxy.relay.relay import log_listening
 
 ADMIN = "admin"
 """In the place of a listener's name, where a port cannot be opened."""
@@ -87,12 +88,6 @@ class HostPorts:
         for _, group in self._groups:
             yield from group
 
-    def bootstrap_ports(self) -> Iterator[tuple[str, str, int]]:
-        """Yield name, host and bootstrap port of each listener."""
-        for listener in self._config.listeners:
-            port = int(self._listeners[0][listener.name][None].getsockname()[1])
-            yield listener.name, listener.bind.host, port
-
     @property
     def admin_port(self) -> int:
         """The shared one."""
@@ -106,6 +101,7 @@ class HostPorts:
         name, host, members = listener.name, listener.bind.host, len(self._listeners)
         shared = open_ports(name, host, listener.bind.port, self._sharing_with, count=members)
         self._groups.append((name, shared))
+        log_listening(name, host, shared[0].getsockname()[1])
         for number, sock in enumerate(shared):
             sockets = self._listeners[number][name] = {None: sock}
             for node_id, port in _broker_ports(listener, members, number):

@@ -24,7 +24,6 @@ from proxy.launcher.worker import (
 )
 from proxy.member import LaunchedAs, log_hints
 from proxy.parts import bootstrap_of
-from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
 from proxy.tasks import end_tasks
 from proxy.tier.tier_member import check_tier_state
@@ -80,8 +79,6 @@ class Launcher:
         hot_restart = HotRestart(predecessor, self._ports.take_over, stop)
         try:
             self._ports.open(hot_restart.sharing_ports_with)
-            for each in self._ports.bootstrap_ports():
-                log_listening(*each)
             is_successor = predecessor is not None
             if is_successor:
                 await asyncio.to_thread(_check_state, self._config)

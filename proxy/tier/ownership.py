@@ -29,8 +29,7 @@ from proxy.tier.peers import Peers
 from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.records import COMMON_SLOT, take_debts, write_debts
 from proxy.tier.slot_balance import Owners, stand_in_of
-from proxy.tier.slot_map import SLOTS, SlotMap
-from proxy.tier.slot_steering import SlotSteering
+from proxy.tier.slot_map import SLOTS, SlotMap, SlotSteering
 
 TAKE_RETRY_S = 0.5
 """After slots could not be taken, or given."""
@@ -177,10 +176,13 @@ class SlotOwnership:
         self._wanted.set()
 
     async def release(self, slots: frozenset[int]) -> None:
-        """Release slots, with all that their clients owe."""
-        async with self._changing:
-            await self._apply()
-            await asyncio.to_thread(self.store.release, slots)
+        """Release slots, with all that their clients owe; they are not written after that."""
+        try:
+            async with self._changing:
+                await self._apply()
+                await asyncio.to_thread(self.store.release, slots)
+        finally:  # also those that are not released in time
+            self.store.slots.release(slots)
 
     async def follow(self) -> None:
         """Follow what the group decides, until cancelled."""
@@ -238,9 +240,8 @@ class SlotOwnership:
 
     async def _steer(self) -> None:
         """Send clients on by the routes now; who comes here with that gets no more than one."""
-        gained = self._steering.use(self.routes(), self.owns.keys.slot_of)
-        if gained:
-            slot_of = self.owns.keys.slot_of
+        slot_of = self.owns.keys.slot_of
+        if gained := self._steering.use(self.routes(), slot_of):
             walk = self._quotas.pace_immediately(lambda client: slot_of(client) in gained, clock_ms)
             await self._slices.collect(walk)
 
@@ -330,9 +331,8 @@ class SlotOwnership:
             self._owed_away = [debt for debt in left if slot_of(debt.identity) not in gone]
             await asyncio.to_thread(self._move_misplaced)
         self.owns = after
-        for slot, owner in enumerate(slot_map.owners):
-            if owner is not None:
-                self._owners_before[slot] = owner
+        latest = zip(slot_map.owners, self._owners_before, strict=True)
+        self._owners_before = [owner or earlier for owner, earlier in latest]
         try:
             owed = [debt for debt in debts if after.has(debt.identity)]
             self._quotas.take_debts(owed, clock_ms())

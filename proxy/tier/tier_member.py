@@ -31,15 +31,14 @@ from proxy.state import Document, StateError, Store
 from proxy.tasks import end_tasks
 from proxy.tier.budget_exchanges import BudgetExchanges
 from proxy.tier.group.group_documents import Assignment, Subscription
-from proxy.tier.group.group_member import GroupMember, MembershipError, until_vacant
+from proxy.tier.group.group_member import GroupMember, until_vacant
 from proxy.tier.key_rules import TierRules
 from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
 from proxy.tier.slot_loads import TierLoads
-from proxy.tier.slot_map import MemberAddresses
-from proxy.tier.slot_steering import SlotSteering, ports_of
+from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotSteering
 from proxy.tier.visits import VisitExchanges
 
 JOIN_LIMIT_S = 60.0
@@ -60,10 +59,6 @@ _log = get_logger(__name__)
 
 class TierError(StateError):
     """A member cannot be in its tier: what is wrong, where, how to mend it."""
-
-
-TIER_ERRORS = (TierError, MembershipError)
-"""What `TierMember.join` raises, and what a member ends with that may not stay."""
 
 
 def check_tier_state(config: Config, way: Bootstrap) -> None:
@@ -353,7 +348,7 @@ class TierMember:
     def _announce(self) -> Subscription:
         newest = self._ownership.newest
         owners = () if newest is None else newest.slot_map.owners
-        listeners = {name: ports_of(each) for name, each in self._relay.listeners.items()}
+        listeners = {name: ListenerPorts.of(each) for name, each in self._relay.listeners.items()}
         return Subscription(
             addresses=MemberAddresses(self.name, listeners),
             admin_url=self._admin_url,

@@ -18,7 +18,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.relay.steering import Visit
 from proxy.tasks import end_tasks
 from proxy.tier.peers import Peers
-from proxy.tier.slot_steering import SlotSteering
+from proxy.tier.slot_map import SlotSteering
 
 CHARGED_AT_ONCE = 200
 """Visits between two turns of others: some milliseconds."""

@@ -105,10 +105,9 @@ def assign(
                 del releasing[slot]
         if owners[slot] is None and name is not None:
             targets[slot] = name
-    addresses = {name: said.addresses for name, said in admitted.items()}
     assignment = Assignment(
         generation=generation,
-        slot_map=SlotMap(addresses, owners),
+        slot_map=SlotMap({name: said.addresses for name, said in admitted.items()}, owners),
         releasing=releasing,
         targets=targets,
         loads=loads,

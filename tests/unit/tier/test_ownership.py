@@ -1,10 +1,12 @@
-"""A slot that was given away is read anew when it comes back, however late its member follows."""
+"""What a member that is late to follow does with slots that others may have by then."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import yaml
 from parts.member_world import Tier
 from prometheus_client import CollectorRegistry, Counter
@@ -12,19 +14,22 @@ from prometheus_client import CollectorRegistry, Counter
 from proxy.admin.peer_client import PeerClient
 from proxy.config import load_config
 from proxy.slices import Slices
-from proxy.state import GroupFence, MemoryStore
+from proxy.state import GroupFence, MemoryStore, StateError
 from proxy.state.kafka.slot_table import SlotTable
 from proxy.tasks import end_tasks
 from proxy.tier.group.group_documents import Assignment
 from proxy.tier.key_rules import TierRules
 from proxy.tier.ownership import SlotOwnership
 from proxy.tier.peers import Peers
-from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
-from proxy.tier.slot_steering import SlotSteering
+from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap, SlotSteering
 
 NAME, OTHER = "a/0", "b/0"
 LIMIT_S = 20.0
 MOVED, NEXT = 5, 9
+
+
+async def nothing() -> None:
+    """Nothing happens."""
 
 
 class SlotsInMemory(MemoryStore):
@@ -34,16 +39,16 @@ class SlotsInMemory(MemoryStore):
         super().__init__()
         self.slots = SlotTable(lambda _: 0)
         self.read: list[frozenset[int]] = []
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.meanwhile: Callable[[], Awaitable[None]] = nothing
         self._loop = asyncio.get_running_loop()
 
     def take(self, slots: Collection[int], fence: GroupFence) -> None:
         losses = self.slots.renew(fence)
         self.read.append(frozenset(slots) - self.slots.taken)
-        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile, self.meanwhile = self.meanwhile, nothing
 
         async def happen() -> None:
-            meanwhile()
+            await meanwhile()
 
         asyncio.run_coroutine_threadsafe(happen(), self._loop).result(LIMIT_S)
         assert self.slots.took(slots, losses)
@@ -65,7 +70,7 @@ def ownership_over(store: SlotsInMemory, folder: Path) -> SlotOwnership:
         """Lead no more and no less."""
 
     ownership = SlotOwnership(
-        *(NAME, world.queries, world.quotas.shared),
+        *(NAME, world.queries, world.quotas),
         SimpleNamespace(is_cut_off=False),  # type: ignore[arg-type]
         *(Slices(), lead),
         steering=SlotSteering(NAME),
@@ -103,33 +108,72 @@ class Rounds:
         self._states.released(slots)
 
 
-async def test_what_another_member_had_meanwhile_is_read_anew(tmp_path: Path) -> None:
+@asynccontextmanager
+async def followed(folder: Path) -> AsyncIterator[tuple[SlotsInMemory, SlotOwnership, Rounds]]:
     store = SlotsInMemory()
-    ownership = ownership_over(store, tmp_path)
+    ownership = ownership_over(store, folder)
     rounds = Rounds(ownership)
-
-    async def followed() -> frozenset[int]:
-        async with asyncio.timeout(LIMIT_S):
-            await ownership.in_force.wait()
-        ownership.in_force.clear()
-        return ownership.owns.slots
-
-    def come_and_go() -> None:
-        """Give away what is not released in time, since another slot is being read; and back."""
-        assert rounds.give(NEXT, releasing=[MOVED]) == {MOVED}
-        rounds.give_up({MOVED})
-        rounds.give(NEXT)
-        rounds.give(MOVED, NEXT)
-
     following = asyncio.create_task(ownership.follow())
     try:
         rounds.give(MOVED)
-        assert await followed() == {MOVED}
-        store.meanwhile = come_and_go
-        rounds.give(MOVED, NEXT)
-        assert await followed() == {NEXT}
-        assert store.slots.taken == {NEXT}
-        assert await followed() == {MOVED, NEXT}
-        assert store.read == [{MOVED}, {NEXT}, {MOVED}]
+        assert await slots_then(ownership) == {MOVED}
+        yield store, ownership, rounds
     finally:
         await end_tasks([following])
+
+
+async def slots_then(ownership: SlotOwnership) -> frozenset[int]:
+    """Return what the member has when it has followed the group once more."""
+    async with asyncio.timeout(LIMIT_S):
+        await ownership.in_force.wait()
+    ownership.in_force.clear()
+    return ownership.owns.slots
+
+
+async def test_what_another_member_had_meanwhile_is_read_anew(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (store, ownership, rounds):
+
+        async def come_and_go() -> None:
+            """Give away what is not released in time, as another slot is being read, and back."""
+            assert rounds.give(NEXT, releasing=[MOVED]) == {MOVED}
+            rounds.give_up({MOVED})
+            rounds.give(NEXT)
+            rounds.give(MOVED, NEXT)
+
+        store.meanwhile = come_and_go
+        rounds.give(MOVED, NEXT)
+        assert await slots_then(ownership) == {NEXT}
+        assert store.slots.taken == {NEXT}
+        assert await slots_then(ownership) == {MOVED, NEXT}
+        assert store.read == [{MOVED}, {NEXT}, {MOVED}]
+
+
+async def test_what_is_not_released_in_time_is_not_written_any_more(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (store, ownership, rounds):
+
+        async def run_out_of_time() -> None:
+            revoked = rounds.give(NEXT, releasing=[MOVED])
+            releasing = asyncio.create_task(ownership.release(revoked))
+            await asyncio.sleep(0)  # it waits for the end of the reading
+            assert store.slots.check({MOVED}) is not None
+            await end_tasks([releasing])
+            with pytest.raises(StateError, match=f"has not the slot {MOVED}"):
+                store.slots.check({MOVED})
+
+        store.meanwhile = run_out_of_time
+        rounds.give(MOVED, NEXT)
+        assert await slots_then(ownership) == {NEXT}
+        assert store.meanwhile is nothing
+
+
+async def test_what_goes_while_it_is_read_is_not_written(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (store, ownership, rounds):
+
+        async def go() -> None:
+            assert rounds.give(MOVED, releasing=[NEXT]) == {NEXT}
+            rounds.give_up({NEXT})
+
+        store.meanwhile = go
+        rounds.give(MOVED, NEXT)
+        assert await slots_then(ownership) == {MOVED}
+        assert store.slots.taken == {MOVED}

@@ -13,7 +13,7 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule
 from proxy.relay.steering import Visit
 from proxy.tier.peers import Peers
-from proxy.tier.slot_steering import SlotSteering
+from proxy.tier.slot_map import SlotSteering
 from proxy.tier.visits import MAX_VISITS, VisitExchanges, read_visit, visit_row
 
 NAMES = st.sampled_from([None, "", "a", "b=\udcff,", "<default>"])
