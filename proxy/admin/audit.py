@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from structlog import get_logger
 
+from proxy.admin.document_models import iso
 from proxy.admin.replies import ApiError
-from proxy.admin.written_values import iso
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.quota.values import BadValueError
 from proxy.state import Record, RecordFormat, StateError, StateWriter, Store

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Final
 from urllib.error import HTTPError
 
-from proxy.admin.commands.admin_client import (
+from proxy.admin.commands.operator_commands import (
     AdminAddress,
     AdminRefusal,
+    admin_address,
+    asking_options,
     reason_of,
 )
-from proxy.admin.commands.operator_commands import admin_address, asking_options
 from proxy.admin.commands.top_tables import printable
 from proxy.admin.port.guard import REPORT_PATH
 from proxy.cluster.dial import reach

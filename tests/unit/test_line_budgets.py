@@ -24,9 +24,9 @@ BUDGETS = {
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
     "proxy/tier": Budget(4215, 2350),
-    "proxy/onboarding": Budget(1000, 700),
+    "proxy/onboarding": Budget(985, 700),
     "proxy/queries": Budget(875, 650),
-    "proxy/admin": Budget(6675, 4250),
+    "proxy/admin": Budget(6611, 4250),
     "proxy/config": Budget(2630, 2150),
     "proxy/relay": Budget(6535, 4300),
     "proxy/usage": Budget(1055, 1000),
