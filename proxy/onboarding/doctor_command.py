@@ -50,8 +50,6 @@ EXIT_DONE, EXIT_WRONG = 0, 1
 LIMIT_S = 5.0
 """For each answer, and each connection."""
 
-MOST_CONNECTIONS = 1000
-
 _REFUSED = re.compile(r'^kafka_quota_proxy_spark_reports_total\{.*\bresult="(\w+)"\} (\S+)$', re.M)
 _TAKEN = frozenset({"accepted", "repeated"})
 
@@ -122,14 +120,13 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
             if refused is not None:
                 refused = f"{file}: {refused}" if file is not None else refused
                 break
-        connections = address.document(f"/v1/connections?limit={MOST_CONNECTIONS}")
         return AdminSight(
             address.url,
             refused_token=refused,
             token_file=file,
             status=address.document("/v1/status?limit=1"),
             file_rules=frozenset(each["selector"] for each in quotas if each["source"] == "file"),
-            connections=connections["connections"],
+            connections=address.rows("/v1/connections", "connections"),
             queries=address.rows("/v1/progress", "queries"),
             refused_reports=_refused_reports(address),
         )

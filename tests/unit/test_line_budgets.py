@@ -24,7 +24,7 @@ BUDGETS = {
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
     "proxy/tier": Budget(4215, 2350),
-    "proxy/onboarding": Budget(985, 700),
+    "proxy/onboarding": Budget(980, 700),
     "proxy/queries": Budget(875, 650),
     "proxy/admin": Budget(6593, 4250),
     "proxy/config": Budget(2630, 2150),
