@@ -88,8 +88,8 @@ class Column:
     """Where the value is, as `batch.rows`; or what makes the text, for the terminal only."""
     form: str = "text"
     """One of FORMS."""
-    from_width: int | None = 0
-    """The narrowest terminal, in characters, that shows it; None: none does."""
+    from_width: int = 0
+    """The narrowest terminal, in characters, that shows it."""
     ratio: int | None = None
     """Share of the room that is left; None takes what it needs."""
     is_name: bool = False

@@ -18,6 +18,7 @@ from prometheus_client.samples import Sample
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from proxy.slices import Slices
+from proxy.state import Document
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """On every JSON answer: the figures are of this moment, and are never taken for a page."""
@@ -81,6 +82,15 @@ def read_whole(body: bytes) -> Any:
         return from_json(body)
     except ValueError:  # what has half of a surrogate pair, only Python reads
         return json.loads(body)
+
+
+def whole_document(body: bytes) -> Document | None:
+    """Return the JSON object of a body; None for what is none."""
+    try:
+        document = read_whole(body)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response:

@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4215, 2350),
     "proxy/onboarding": Budget(980, 700),
     "proxy/queries": Budget(875, 650),
-    "proxy/admin": Budget(6593, 4250),
+    "proxy/admin": Budget(6578, 4250),
     "proxy/config": Budget(2630, 2150),
     "proxy/relay": Budget(6535, 4300),
     "proxy/usage": Budget(1055, 1000),

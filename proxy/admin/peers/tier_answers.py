@@ -47,8 +47,8 @@ from proxy.admin.replies import (
     ApiError,
     json_body,
     long_answer,
-    read_whole,
     readiness_answer,
+    whole_document,
     written,
 )
 from proxy.progress.report import MAX_VALUES, values_in
@@ -73,9 +73,6 @@ _REFUSALS = range(400, 600)
 _NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
 
 _log = get_logger(__name__)
-
-MergeAll = Callable[[Mapping[str, Document]], dict[str, Any]]
-"""Makes one document of those of members."""
 
 
 class TierAnswers:
@@ -187,7 +184,7 @@ class TierAnswers:
             return readiness_answer(no_member_answers(answers.missing).what, None)
         reasons, warnings = [], []
         for reply in answers.replies:
-            document = _read(reply) or {"reason": "its answer is no JSON"}
+            document = whole_document(reply.body) or {"reason": "its answer is no JSON"}
             if not reply.is_ok:
                 reasons.append(f"member {reply.member!r}: {document.get('reason')}")
             if warning := document.get("warning"):
@@ -204,28 +201,17 @@ class TierAnswers:
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
         async with report_body(request, self._parts) as body:
             client_id = await asyncio.to_thread(client_of_report, body, self._parts.client_of)
-            if client_id is None:
-                return await self._pass_to(self._leader, request, body, _LEADER)
-            return await self._pass_to(partial(self._owner, client_id), request, body, _OWNER)
-
-    def _owner(self, client_id: str) -> str:
-        if (name := self._tier.owner_of(client_id)) is None:
-            what = f"nobody owns the client {client_id!r} at this moment"
-            raise ApiError(503, what, "send the report again in a second")
-        return name
+            return await self._pass_to(request, body, client_id)
 
     async def _change(self, request: web.Request) -> web.StreamResponse:
         """Have the leader make a change; what is to be deleted comes without a body."""
         body = None if request.method == "DELETE" else await json_body(request)
-        return await self._pass_to(self._leader, request, body, _LEADER)
-
-    def _leader(self) -> str:
-        return self._tier.leader
+        return await self._pass_to(request, body)
 
     async def _pass_to(
-        self, who: Callable[[], str], request: web.Request, body: bytes | None, what: str
+        self, request: web.Request, body: bytes | None, client_id: str | None = None
     ) -> web.Response:
-        """Answer as the member does that `who` names. Raises ApiError, 502 or 503, if it does not.
+        """Answer as a client's owner does, or the leader. Raises ApiError, 502 or 503, if it fails.
 
         One that is away is waited for: a process that has ended is soon started again. So is one
         that has not taken yet what it is asked for.
@@ -234,10 +220,14 @@ class TierAnswers:
         until_s, undone_until_s = loop.time() + AWAY_LIMIT_S, loop.time() + UNDONE_LIMIT_S
         question = Question.of(request, body)
         while True:
-            reply = await self._members.ask_one(who(), question)
+            name = self._tier.leader if client_id is None else self._tier.owner_of(client_id)
+            if name is None:
+                what = f"nobody owns the client {client_id!r} at this moment"
+                raise ApiError(503, what, "send the report again in a second")
+            reply = await self._members.ask_one(name, question)
             if isinstance(reply, PeerError):
                 if reply.was_sent or loop.time() >= until_s:
-                    raise lost(reply, what)
+                    raise lost(reply, _LEADER if client_id is None else _OWNER)
             elif reply.status != UNDONE or loop.time() >= undone_until_s:
                 await self._record(request, reply)
                 return forwarded(reply)
@@ -291,7 +281,7 @@ class TierAnswers:
             return
         changes = unquote(reply.headers[CHANGES])
         question = Question(request, LEFT_CHANGES_PATH, "POST", changes.encode())
-        kept = await self._members.ask_one(self._leader(), question)
+        kept = await self._members.ask_one(self._tier.leader, question)
         if isinstance(kept, PeerError) or not kept.is_ok:
             problem = (
                 kept.why if isinstance(kept, PeerError) else kept.body.decode(errors="replace")
@@ -307,11 +297,18 @@ def _merged_body(
     def merge(documents: Mapping[str, Document]) -> dict[str, Any]:
         return MemberDocuments(documents, page, tier).merged(table)
 
+    def fits(name: str, document: Document) -> bool:
+        try:
+            merge({name: document})
+        except _MISFITS:
+            return False
+        return True
+
     documents: dict[str, Document] = {}
     missing = [*answers.missing]
     for reply in answers.replies:
-        document = _read(reply) if reply.is_ok else None
-        if document and _fits(merge, reply.member, document):
+        document = whole_document(reply.body) if reply.is_ok else None
+        if document and fits(reply.member, document):
             documents[reply.member] = document
         elif reply.is_ok:
             missing.append(PeerError(reply.member, _NOT_UNDERSTOOD))
@@ -336,24 +333,6 @@ def _merged_body(
     return written(merged)
 
 
-def _read(reply: Reply) -> Document | None:
-    """Return what a member said; None for what is no document."""
-    try:
-        document = read_whole(reply.body)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
-def _fits(merge: MergeAll, name: str, document: Document) -> bool:
-    """Return whether a document can be merged; not that of another version."""
-    try:
-        merge({name: document})
-    except _MISFITS:
-        return False
-    return True
-
-
 def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None:
     """Return the client id that a report is about, as far as it can be kept; None if it cannot.
 
@@ -361,11 +340,7 @@ def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None
     """
     if values_in(body) > MAX_VALUES:
         return None
-    try:
-        document: Any = read_whole(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(document, dict):
+    if (document := whole_document(body)) is None:
         return None
     client_id, name = document.get("client_id"), document.get("name")
     if client_id and isinstance(client_id, str):
