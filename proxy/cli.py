@@ -20,8 +20,7 @@ from types import TracebackType
 import structlog
 import uvloop
 
-from proxy.admin.commands.admin_client import AdminRefusal
-from proxy.admin.commands.operator_commands import add_commands, number_of
+from proxy.admin.commands.operator_commands import AdminRefusal, add_commands, number_of
 from proxy.admin.log_level import log_level
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints

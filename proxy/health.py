@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from proxy.admin.written_values import iso
+from proxy.admin.document_models import iso
 from proxy.config.secrets import Certificate
 from proxy.relay.relay import Relay
 from proxy.relay.services import Services

@@ -29,8 +29,7 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
-from proxy.admin.loop_lag import watch_lag
-from proxy.admin.request_times import RequestTimes
+from proxy.admin.request_times import RequestTimes, watch_lag
 from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED

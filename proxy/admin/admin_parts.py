@@ -12,8 +12,8 @@ from metrics.clock import clock_ms
 from proxy.admin.audit import AuditLog
 from proxy.admin.document_models import Moment
 from proxy.admin.history import History
+from proxy.admin.peer_client import Tier
 from proxy.admin.query_documents import QueryDocuments, Reports
-from proxy.admin.tier_protocol import Tier
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.relay.connection_list import ConnectionList

@@ -12,8 +12,8 @@ from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import KEPT_CHANGES, current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain
+from proxy.admin.document_models import iso, picked
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
-from proxy.admin.overrides import parse_override, parse_throttling
 from proxy.admin.pages import Page, PagedRows, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import (
@@ -22,24 +22,27 @@ from proxy.admin.query_documents import (
     partitions_of,
 )
 from proxy.admin.replies import (
-    CONTENT_TYPE,
     MAX_BODY_BYTES,
     MAX_REQUEST_DIGITS,
     OWN_BODY,
     ApiError,
     answer,
     json_body,
-    long_answer,
-    made_in_slices,
     parse_number,
     readiness_answer,
-    scrape_pieces,
+    scrape_answer,
     whole_number,
 )
 from proxy.admin.request_times import merged_times
-from proxy.admin.rule_documents import BUDGET_RULE, RULE, rule_change, throttling_document
+from proxy.admin.rule_documents import (
+    BUDGET_RULE,
+    RULE,
+    parse_override,
+    parse_throttling,
+    rule_change,
+    throttling_document,
+)
 from proxy.admin.suggestions import SUGGESTIONS_PATH, suggestions_answer
-from proxy.admin.written_values import iso, picked
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import Budget, QuotaPause, pause_name
@@ -110,9 +113,7 @@ class ApiRoutes:
         ]
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
-        pieces = scrape_pieces(self._parts.metrics, self._parts.member)
-        body = await made_in_slices(pieces, self._slices)
-        return long_answer(body, {"Content-Type": CONTENT_TYPE})
+        return await scrape_answer(self._parts.metrics, self._parts.member, self._slices)
 
     async def _get_healthz(self, _: web.Request) -> web.Response:
         return answer({"status": "up"})
@@ -316,8 +317,7 @@ class ApiRoutes:
         return answer({"total": total, "changes": found.rows(), **found.next()})
 
     async def _get_suggestions(self, request: web.Request) -> web.Response:
-        parts = self._parts
-        return await suggestions_answer(request, parts.observe, parts.quotas.table, self._slices)
+        return await suggestions_answer(request, self._parts)
 
 
 def filter_of(request: web.Request) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from structlog import get_logger
 
+from proxy.admin.document_models import iso
 from proxy.admin.replies import ApiError
-from proxy.admin.written_values import iso
 from proxy.progress.report import ALL_QUERIES, QueryScope
 from proxy.quota.values import BadValueError
 from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
@@ -29,6 +29,10 @@ LOCAL_AUTHOR, FILE = "local", "file"
 _NUMBER_DIGITS = 15  # so that keys sort as numbers
 
 
+Change = dict[str, Any]
+"""What was changed, for whoever records it: `what`, `before` and `after`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Author:
     """Who makes a change, or reports."""
@@ -41,31 +45,16 @@ class Author:
     """On which it may report."""
     may_do_all: bool = False
     """Whether it has all rights: by its token, or since there are none."""
+    deferred: list[Change] | None = None
+    """Takes changes that another process is to record: of many that share a state only one may
+    number them. None: they are recorded here."""
 
 
 BY_FILE = Author(FILE)
 
-Change = dict[str, Any]
-"""What was changed, for whoever records it: `what`, `before` and `after`."""
-
-_left: ContextVar[list[Change] | None] = ContextVar("deferred_audit", default=None)
 _author: ContextVar[Author] = ContextVar("author")
 
 _log = get_logger(__name__)
-
-
-@contextmanager
-def deferred_audit() -> Iterator[list[Change]]:
-    """Record none of the changes that the body makes; give them in the list, for another process.
-
-    Of many that share a state only one may number its changes.
-    """
-    changes: list[Change] = []
-    before = _left.set(changes)
-    try:
-        yield changes
-    finally:
-        _left.reset(before)
 
 
 def set_author(author: Author) -> None:
@@ -114,13 +103,10 @@ class AuditLog:
 
     def __init__(self, store: Store, kept: int = KEPT_CHANGES) -> None:
         self._writer = StateWriter(store)
-        self._kept = kept
         self._changing = asyncio.Lock()
-        self._changes: deque[AuditedChange] = deque()
-        self._unsaved: list[AuditedChange] = []
-        """What could not be written so far; never more than is kept."""
-        self._gone: list[str] = []
-        """Keys that are to be deleted with the next write."""
+        self._changes: deque[AuditedChange] = deque(maxlen=kept)
+        self._stored: set[int] = set()
+        """Numbers that the store has, of what is forgotten as well until that is deleted there."""
         self._next = 1
         self._refused_s: defaultdict[str, dict[str, float]] = defaultdict(dict)
         """When refusals were recorded, by the token's name and what was said to it."""
@@ -131,7 +117,8 @@ class AuditLog:
         """Read what another process has recorded by now. Raises StateError."""
         records = await asyncio.to_thread(self._store.items, _RECORDS.prefix)
         self._changes.clear()
-        self._gone, self._next = [], 1
+        self._stored.clear()
+        self._next = 1
         self._read(records)
 
     def _read(self, records: Iterable[Record]) -> None:
@@ -139,7 +126,8 @@ class AuditLog:
         for record in records:
             try:
                 self._next = int(record.key.removeprefix(_RECORDS.prefix)) + 1
-                self._add(_RECORDS.read(record))
+                self._changes.append(_RECORDS.read(record))
+                self._stored.add(self._changes[-1].number)
             except ValueError:
                 unread += 1
         if unread:
@@ -199,25 +187,22 @@ class AuditLog:
         the state cannot be written that is said in the log, and tried again with the next change.
         """
         about: Change = {"what": what, "before": before, "after": after}
-        if (left := _left.get()) is not None:
-            left.append(about)
+        if who.deferred is not None:
+            who.deferred.append(about)
             return
         change = AuditedChange(
             number=self._next, at_s=now_s, who=who.name, address=who.address, **about
         )
         self._next += 1
-        self._add(change)
-        oldest = self._changes[0].number
-        unsaved = [each for each in (*self._unsaved, change) if each.number >= oldest]
-        gone = self._gone
-        self._unsaved, self._gone = [], []
+        self._changes.append(change)
+        unsaved = [each for each in self._changes if each.number not in self._stored]
+        gone = {number for number in self._stored if number < self._changes[0].number}
         try:
-            await self._writer.put_many(map(_record_of, unsaved), delete=gone)
+            await self._writer.put_many(map(_record_of, unsaved), delete=map(_key, gone))
         except StateError as error:
-            self._unsaved = [*unsaved, *self._unsaved]
-            # What was never written need not be deleted: all that was, came first.
-            self._gone = [*gone, *self._gone][: self._kept]
             _log.error("a change is not kept in the state's audit", problem=str(error), what=what)
+        else:
+            self._stored = (self._stored - gone) | {each.number for each in unsaved}
 
     def latest(self, text: str = "") -> Iterator[AuditedChange]:
         """Yield the changes, the newest first, whose author or subject has `text` (lower case)."""
@@ -245,15 +230,10 @@ class AuditLog:
         """Wait for what is being written."""
         await self._writer.close()
 
-    def _add(self, change: AuditedChange) -> None:
-        self._changes.append(change)
-        if len(self._changes) > self._kept:
-            self._gone.append(_RECORDS.key(_number(self._changes.popleft())))
 
-
-def _number(change: AuditedChange) -> str:
-    return f"{change.number:0{_NUMBER_DIGITS}}"
+def _key(number: int) -> str:
+    return _RECORDS.key(f"{number:0{_NUMBER_DIGITS}}")
 
 
 def _record_of(change: AuditedChange) -> Record:
-    return _RECORDS.record((_number(change),), change.model_dump())
+    return Record.of(_key(change.number), change.model_dump(), _RECORDS.version)

@@ -11,14 +11,12 @@ from metrics import WindowedSum
 from metrics.clock import MS_PER_SECOND
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.budget_shares import BudgetRow, BudgetShares
-from proxy.admin.document_models import UNKNOWN, Column, Model, Moment
+from proxy.admin.document_models import UNKNOWN, Column, Model, Moment, iso, picked, rounded
 from proxy.admin.history import History, merged_chart
 from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
-from proxy.admin.sensor_rows import SHOWN_CLIENTS, SensorRow, row_groups
-from proxy.admin.written_values import iso, picked, rounded
+from proxy.admin.sensor_rows import SHOWN_CLIENTS, BudgetRow, BudgetShares, SensorRow, row_groups
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LAST_MINUTE, Meter
@@ -136,23 +134,23 @@ CLIENT = Model[SensorRow](
     member, members: in a tier: where it is; of a client that is at several members for a while all
     """,
     {
-        "entity": lambda row, _: row.meter.entity,
+        "entity": "meter.entity",
         "quota": lambda row, _: str(row.meter.kind),
         "rate": lambda row, now: round(row.meter.metric.measure(now.now_ms), 1),
-        "unit": lambda row, _: row.meter.kind.unit.name,
-        "bound": lambda row, _: row.meter.shown_bound,
+        "unit": "meter.kind.unit.name",
+        "bound": "meter.shown_bound",
         "leased": lambda row, _: rounded(row.meter.leased),
         "window_s": lambda row, now: _seconds(row.meter.window_ms(now.now_ms)),
-        "enforced": lambda row, _: row.meter.is_enforced,
+        "enforced": "meter.is_enforced",
         "would_throttle": lambda row, now: _above(row, now)[0],
         "above_s": lambda row, now: int(_above(row, now)[1]),
-        "throttled": lambda row, _: row.meter.is_throttled,
+        "throttled": "meter.is_throttled",
         "holds": lambda row, now: _in_minute(row.meter.holds, now)[0],
         "held_s": lambda row, now: _seconds(_in_minute(row.meter.holds, now)[1]),
         "hold_ends_in_s": lambda row, now: (
             _left_s(row.meter.hold_until_ms(now.now_ms), now) or None
         ),
-        "waiting": lambda row, _: row.meter.waiting,
+        "waiting": "meter.waiting",
         "rule": lambda row, now: rule_name(row.meter.rule, now),
         "clients": lambda row, _: list(map(_client, row.clients)),
         "static_bound": lambda row, _: (
@@ -199,10 +197,10 @@ BUDGET = Model[BudgetRow](
         clients what their own bounds hold
     """,
     {
-        "name": lambda row, _: row.budget.name,
+        "name": "budget.name",
         "parent": lambda row, _: row.budget.share and row.budget.share.budget.name,
         "bound": lambda row, _: row.budget.ceilings[row.meter.kind],
-        "guaranteed": lambda row, _: row.guaranteed,
+        "guaranteed": "guaranteed",
     },
     {
         **dict.fromkeys(("active_clients", "waiting", "holds"), sum),
@@ -284,8 +282,8 @@ CONNECTION = Model[ConnectionRow](
     held: `null` when it goes on; else the following
     """,
     {
-        "id": lambda row, _: row.number,
-        "address": lambda row, _: row.ip,
+        "id": "number",
+        "address": "ip",
         "since": lambda row, now: iso(now.now_s - _age_s(row, now)),
         "age_s": lambda row, now: round(_age_s(row, now), 1),
         "received_rate": lambda row, _: rounded(row.received_rate),

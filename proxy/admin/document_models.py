@@ -1,14 +1,22 @@
-"""Models of documents: how fields are made, merged over members, shown in tables and documented."""
+"""Models of documents: how fields are made, merged over members, shown in tables and documented.
+
+And how values are written in them.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from inspect import cleandoc
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.written_values import size_text
 from proxy.quota.rule_registry import RuleEntry
 from proxy.state import Document
+
+UNKNOWN = "-"
+MAX_TEXT_CHARS = 300  # of one error or reason in the status document
+_UNITS, _STEP = ("B", "KiB", "MiB", "GiB", "TiB"), 1024.0
 
 T = TypeVar("T")
 
@@ -16,7 +24,42 @@ Combine = Callable[[list[Any]], Any]
 """Makes one value of those that several documents or rows have of a field."""
 
 
-UNKNOWN = "-"
+def iso(at_s: float | None) -> str | None:
+    """Write a time since the epoch as ISO 8601 in UTC, to the second."""
+    return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
+
+
+def left_s(until_s: float | None, now_s: float) -> float | None:
+    """Return for how long something goes on that ends then, in seconds for JSON."""
+    return None if until_s is None else round(max(until_s - now_s, 0.0), 1)
+
+
+def rounded(rate: float | None, digits: int = 1) -> float | None:
+    """Return a figure as documents show it."""
+    return None if rate is None else round(rate, digits)
+
+
+def cut(text: str | None) -> str | None:
+    """Return a text as the status document shows it: at most MAX_TEXT_CHARS of it."""
+    return text if text is None or len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"
+
+
+def size_text(size: float, digits: int = 4, last: str = "GiB") -> str:
+    """Write bytes for people, in steps of 1024 up to the `last` unit."""
+    for unit in _UNITS:
+        if unit == last:
+            break
+        if size < _STEP:
+            return f"{size:.{digits}g} {unit}"
+        size /= _STEP
+    return f"{size:.4g} {last}"
+
+
+def picked(row: object, *names: str) -> dict[str, Any]:
+    """Return some members of a document, or attributes of another object, in this order."""
+    if isinstance(row, Mapping):
+        return {name: row[name] for name in names}
+    return {name: getattr(row, name) for name in names}
 
 
 def rate_text(value: float, unit: str = "") -> str:
@@ -45,8 +88,8 @@ class Column:
     """Where the value is, as `batch.rows`; or what makes the text, for the terminal only."""
     form: str = "text"
     """One of FORMS."""
-    from_width: int | None = 0
-    """The narrowest terminal, in characters, that shows it; None: none does."""
+    from_width: int = 0
+    """The narrowest terminal, in characters, that shows it."""
     ratio: int | None = None
     """Share of the room that is left; None takes what it needs."""
     is_name: bool = False
@@ -88,6 +131,17 @@ class Moment:
         return round(self.now_s - (self.now_ms - at_ms) / MS_PER_SECOND, 3)
 
 
+Made = str | Callable[[T, Moment], Any]
+"""What a field is made of: an attribute, such as `log.high_watermark`, or what computes it."""
+
+
+def _getter(made: Made[T]) -> Callable[[T, Moment], Any]:
+    if not isinstance(made, str):
+        return made
+    attribute = attrgetter(made)
+    return lambda row, _: attribute(row)
+
+
 class Model(Generic[T]):
     """The fields of a document that is made of a `T`.
 
@@ -101,7 +155,7 @@ class Model(Generic[T]):
     def __init__(
         self,
         text: str,
-        made: Mapping[str, Callable[[T, Moment], Any]] | None = None,
+        made: Mapping[str, Made[T]],
         merged: Mapping[str, Combine] | None = None,
         divided: Mapping[str, Combine] | None = None,
         columns: Sequence[Column] = (),
@@ -110,22 +164,19 @@ class Model(Generic[T]):
         lines = cleandoc(text).replace("\n    ", " ").splitlines()
         self._texts = dict(line.split(": ", 1) for line in lines)
         self._merged, self._divided = merged or {}, divided or {}
-        self.made: Mapping[str, Callable[[T, Moment], Any]] = {
-            **(like.made if like else {}),
-            **(made or {}),
-        }
+        self.made: Mapping[str, Made[T]] = {**(like.made if like else {}), **made}
         self.columns = columns
-        self._getters: dict[type, list[tuple[str, Callable[[T, Moment], Any] | None]]] = {}
+        self._getters: dict[type, list[tuple[str, Callable[[T, Moment], Any]]]] = {}
         """By the types of rows, of which each has the same attributes."""
         self.names = [name for names in self._texts for name in names.split(", ")]
 
     def document(self, row: T, moment: Moment) -> Document:
         """Return a row for JSON, with the fields that can be made of it alone."""
         if (getters := self._getters.get(type(row))) is None:
-            made = ((name, self.made.get(name)) for name in self.names)
-            getters = [(name, get) for name, get in made if get or hasattr(row, name)]
+            known = (name for name in self.names if name in self.made or hasattr(row, name))
+            getters = [(name, _getter(self.made.get(name, name))) for name in known]
             self._getters[type(row)] = getters
-        return {name: get(row, moment) if get else getattr(row, name) for name, get in getters}
+        return {name: get(row, moment) for name, get in getters}
 
     def combined(self, documents: Sequence[Document]) -> dict[str, Any]:
         """Return what several members have of one thing as one document; the first is its owner's.

@@ -6,8 +6,7 @@ from heapq import nlargest
 from itertools import islice
 from operator import itemgetter
 
-from proxy.admin.document_models import Column, Model, Moment
-from proxy.admin.written_values import cut, picked
+from proxy.admin.document_models import Column, Model, Moment, cut, picked
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.ledger import TIMED_OUT
 from proxy.pipeline.nodes import Controller, Stage, delay_ms
@@ -64,7 +63,7 @@ COMPLETION = Model[Completion](
         },
         "pending": _pending,
         "early_batches": lambda each, _: len(each.early),
-        "edges": lambda each, _: each.edges.size,
+        "edges": "edges.size",
         "counts": lambda each, _: asdict(each.counts),
         "notes": lambda each, _: [{"at_s": at_s, "text": text} for at_s, text in each.notes],
     },
@@ -82,8 +81,8 @@ NODE = Model[Controller](
     """,
     {
         "state": lambda node, _: "uncontrolled" if node.state.rate is None else REDUCED,
-        "rate": lambda node, _: node.state.rate,
-        "held_by": lambda node, _: node.state.holders,
+        "rate": "state.rate",
+        "held_by": "state.holders",
         "t_delay_ms": lambda node, _: delay_ms(
             node.normal_rate, node.state.rate or node.normal_rate
         ),
@@ -130,9 +129,9 @@ STAGE = Model[Stage](
             stage.waits
             and {"for": stage.waits.waits_for, **picked(stage.waits, "records", "reason")}
         ),
-        "received_rate": lambda stage, _: stage.last.received_rate,
-        "lag": lambda stage, _: stage.last.lag,
-        "band": lambda stage, _: stage.settings.band,
+        "received_rate": "last.received_rate",
+        "lag": "last.lag",
+        "band": "settings.band",
         "band_in_force": lambda stage, _: [edge * stage.scale for edge in stage.settings.band],
         "samples": lambda stage, _: {
             "count": stage.last.samples,
@@ -154,8 +153,8 @@ PIPELINE_ROW = Model[RunningPipeline](
     """,
     {
         "at_s": lambda each, now: each.completion.wall.to_s(now.now_ms),
-        "hold_producers": lambda each, _: each.graph.settings.hold_producers,
-        "max_lag": lambda each, _: each.graph.settings.max_lag,
+        "hold_producers": "graph.settings.hold_producers",
+        "max_lag": "graph.settings.max_lag",
         "stages": lambda each, now: [
             {**STAGE.document(each.stages[name], now), "upstream": each.graph.upstream[name]}
             for name in each.graph.order

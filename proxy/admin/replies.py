@@ -18,18 +18,19 @@ from prometheus_client.samples import Sample
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from proxy.slices import Slices
+from proxy.state import Document
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """On every JSON answer: the figures are of this moment, and are never taken for a page."""
 
 JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
+SCRAPE_HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 OWN_BODY = web.RequestKey("own_body", bytes)
 """The body of a request that this process makes of itself."""
 
 MAX_BODY_BYTES = 64 * 1024  # of a request that changes something
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REFUSED_CHARS = 60  # of a value, in a message
 MAX_REQUEST_DIGITS = 15  # of a number in a path or query string
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
@@ -83,6 +84,15 @@ def read_whole(body: bytes) -> Any:
         return json.loads(body)
 
 
+def whole_document(body: bytes) -> Document | None:
+    """Return the JSON object of a body; None for what is none."""
+    try:
+        document = read_whole(body)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response:
     """Return what `/readyz` answers: a reason why clients should go elsewhere, or a warning."""
     if not_ready is None:
@@ -94,15 +104,6 @@ def long_answer(body: BytesIO, headers: Mapping[str, str], status: int = 200) ->
     """Return a long body as an answer; aiohttp writes it in pieces, others run in between."""
     body.seek(0)
     return web.Response(body=body, headers=headers, status=status)
-
-
-async def made_in_slices(pieces: Iterator[bytes], slices: Slices) -> BytesIO:
-    """Return a long body that is made a slice at a time."""
-    body = BytesIO()
-    # Not joined in the end: several megabytes take milliseconds.
-    async with slices.long_answers:
-        await slices.collect(map(body.write, pieces))
-    return body
 
 
 async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
@@ -176,6 +177,15 @@ def _family_text(family: Metric, samples: Iterable[Sample] = ()) -> bytes:
     part = Metric(family.name, family.documentation, family.type, family.unit)
     part.samples = list(samples)
     return generate_latest(SimpleNamespace(collect=lambda: (part,)))
+
+
+async def scrape_answer(registry: CollectorRegistry, member: str, slices: Slices) -> web.Response:
+    """Return what `/metrics` answers, made a slice at a time."""
+    body = BytesIO()
+    # Not joined in the end: several megabytes take milliseconds.
+    async with slices.long_answers:
+        await slices.collect(map(body.write, scrape_pieces(registry, member)))
+    return long_answer(body, SCRAPE_HEADERS)
 
 
 def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:

@@ -1,21 +1,26 @@
-"""The admin HTTP server of a member: its address, who may ask what there, and all paths."""
+"""The admin HTTP server of a member: its address, who may ask what there, all paths, the page."""
 
 import ipaddress
+import json
 import logging
 import socket
 import ssl
 from collections.abc import Sequence
+from functools import partial
+from importlib.resources import files
 
 from aiohttp import web
 
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
-from proxy.admin.page_files import page_routes
+from proxy.admin.client_documents import CONNECTION
 from proxy.admin.peers.members import Members
+from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits
 from proxy.admin.port.guard import Access, Guard
+from proxy.admin.query_documents import PARTITION
 
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 
@@ -23,6 +28,51 @@ _quiet = logging.getLogger("proxy.admin.http")
 _quiet.addHandler(logging.NullHandler())
 _quiet.propagate = False
 """For what aiohttp says of bytes that are no HTTP: the answer is 400, and the log stays ours."""
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "object-src 'none'"
+    ),
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+_TYPES = {"css": "text/css", "svg": "image/svg+xml", "js": "text/javascript"}
+_FOLDER = files("proxy.admin") / "page"
+
+PAGE_FILES = {"/": ("index.html", "text/html")} | {
+    f"/page/{file.name}": (file.name, _TYPES[suffix])
+    for file in _FOLDER.iterdir()
+    if (suffix := file.name.rpartition(".")[2]) in _TYPES
+}
+"""File and content type by path. A closed list: no path of a request reaches the file system."""
+
+COLUMNS = {
+    "connection": CONNECTION.columns,
+    "member": MEMBER_ROW.columns,
+    "partition": PARTITION.columns,
+}
+"""Of tables of the page, by the names that it has for them."""
+
+
+def page_routes() -> list[web.RouteDef]:
+    """Read the files of the status page once and return their routes, with a module of COLUMNS."""
+    texts = {
+        path: ((_FOLDER / name).read_text("utf-8"), content_type)
+        for path, (name, content_type) in PAGE_FILES.items()
+    }
+    shown = {
+        name: [(each.page, each.value, each.form, each.none) for each in columns if each.page]
+        for name, columns in COLUMNS.items()
+    }
+    texts["/page/columns.js"] = f"export const COLUMNS = {json.dumps(shown)};\n", _TYPES["js"]
+    return [web.get(path, partial(_give, *text)) for path, text in texts.items()]
+
+
+async def _give(text: str, content_type: str, _: web.Request) -> web.Response:
+    return web.Response(text=text, content_type=content_type, charset="utf-8", headers=PAGE_HEADERS)
 
 
 class AdminError(Exception):

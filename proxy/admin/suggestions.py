@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from operator import attrgetter
@@ -10,10 +10,10 @@ from operator import attrgetter
 from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.document_models import Model, Moment
+from proxy.admin.admin_parts import AdminParts
+from proxy.admin.document_models import Model, Moment, iso, size_text
 from proxy.admin.pages import Page, PagedRows, page_of
 from proxy.admin.replies import ApiError, answer
-from proxy.admin.written_values import iso, size_text
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
@@ -262,23 +262,19 @@ def _rate(rate: float) -> str:
     return f"{size_text(rate, 3, 'TiB')}/s"
 
 
-async def suggestions_answer(
-    request: web.Request,
-    observe: Callable[[float], Awaitable[Observed]] | None,
-    table: RuleTable,
-    slices: Slices,
-) -> web.Response:
+async def suggestions_answer(request: web.Request, parts: AdminParts) -> web.Response:
     """Answer by the rules in force, of what usage records say."""
     (since, since_s), page, now_s = parse_since(request), page_of(request), time.time()
-    if observe is None:
+    if parts.observe is None:
         raise ApiError(
             404, "no usage is recorded, so there is nothing to suggest from", NO_USAGE_FIX
         )
     try:
-        observed = await observe(since_s)
+        observed = await parts.observe(since_s)
     except (UpstreamError, RefusedError, StateError) as error:
         raise ApiError(503, f"usage records cannot be read: {error}", READ_FIX) from None
-    found = await suggest(observed, table, slices, page)
+    slices = parts.slices
+    found = await suggest(observed, parts.quotas.table, slices, page)
     shown, now = found.rows(), Moment(now_s)
     left_off = found.total - len(shown) if page.after is None else 0
     lines = await slices.collect(as_yaml(shown, left_off, since, now_s, observed))

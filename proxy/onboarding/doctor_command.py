@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Final
 from urllib.error import HTTPError
 
-from proxy.admin.commands.admin_client import (
+from proxy.admin.commands.operator_commands import (
     AdminAddress,
     AdminRefusal,
+    admin_address,
+    asking_options,
     reason_of,
 )
-from proxy.admin.commands.operator_commands import admin_address, asking_options
 from proxy.admin.commands.top_tables import printable
 from proxy.admin.port.guard import REPORT_PATH
 from proxy.cluster.dial import reach
@@ -48,8 +49,6 @@ EXIT_DONE, EXIT_WRONG = 0, 1
 
 LIMIT_S = 5.0
 """For each answer, and each connection."""
-
-MOST_CONNECTIONS = 1000
 
 _REFUSED = re.compile(r'^kafka_quota_proxy_spark_reports_total\{.*\bresult="(\w+)"\} (\S+)$', re.M)
 _TAKEN = frozenset({"accepted", "repeated"})
@@ -121,14 +120,13 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
             if refused is not None:
                 refused = f"{file}: {refused}" if file is not None else refused
                 break
-        connections = address.document(f"/v1/connections?limit={MOST_CONNECTIONS}")
         return AdminSight(
             address.url,
             refused_token=refused,
             token_file=file,
             status=address.document("/v1/status?limit=1"),
             file_rules=frozenset(each["selector"] for each in quotas if each["source"] == "file"),
-            connections=connections["connections"],
+            connections=address.rows("/v1/connections", "connections"),
             queries=address.rows("/v1/progress", "queries"),
             refused_reports=_refused_reports(address),
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from structlog import get_logger
 
-from proxy.admin.peer_client import AwayError, BrokenError, PeerClient, PeerError, Target
+from proxy.admin.peer_client import AwayError, BrokenError, PeerClient, PeerError, Target, VisitRows
 from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
     BUDGETS_PATH,
@@ -20,7 +20,6 @@ from proxy.admin.peers.tier_routes import (
     RECORDS_PATH,
     VISITS_PATH,
 )
-from proxy.admin.tier_protocol import VisitRows
 from proxy.config import Config
 from proxy.quota.manager import Debt
 from proxy.state import Document, Record

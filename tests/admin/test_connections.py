@@ -11,8 +11,8 @@ from connected import HELD, PLAIN, Connected
 from rich.console import Console
 from status_page import visited
 
-from proxy.admin.commands.admin_client import AdminAddress, AdminRefusal
 from proxy.admin.commands.one_shot_commands import run_connections
+from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
 from proxy.quota.entities import ClientIdentity
 
 LEAST_ROUNDS = 5

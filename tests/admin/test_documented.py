@@ -14,7 +14,7 @@ from tier_world import TierWorld
 from traffic import play
 
 from proxy.admin.pipeline_documents import COMPLETION, NODE, PIPELINE_ROW, STAGE
-from proxy.admin.progress_documents import PARTITION, QUERY
+from proxy.admin.query_documents import PARTITION, QUERY
 
 DOCS = Path(__file__).parents[2] / "docs"
 API = (DOCS / "api.md").read_text()

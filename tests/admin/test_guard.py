@@ -10,8 +10,8 @@ from admin_world import AdminWorld, Ask, running, serve, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.admin.overrides import parse_override
 from proxy.admin.replies import MAX_BODY_BYTES, ApiError
+from proxy.admin.rule_documents import parse_override
 from proxy.admin.server import AdminError
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry

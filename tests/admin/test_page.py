@@ -9,8 +9,8 @@ from status_page import CHANGES, CLIENTS, changed_world, visited
 from traffic import TICK_MS, play, scene
 
 from proxy.admin.audit import BY_FILE
-from proxy.admin.page_files import PAGE_FILES
 from proxy.admin.port.guard import Access, AdminToken, Right
+from proxy.admin.server import PAGE_FILES
 from proxy.quota.rule_registry import make_override
 
 SHOWN = f"{CLIENTS} === 7"

@@ -11,7 +11,7 @@ from chromium import Page, text
 from rich.console import Console
 from status_page import CLIENTS, visited
 
-from proxy.admin.commands.admin_client import AdminAddress
+from proxy.admin.commands.operator_commands import AdminAddress
 from proxy.admin.commands.top import run_top
 from proxy.cli import main
 from proxy.quota.rules import Rule

@@ -12,7 +12,7 @@ from parts.quota_world import QuotaWorld
 from tier_world import MemberTier, TierWorld
 from tokens import CLOSED, OPEN, bearer, password
 
-from proxy.admin.peer_client import PeerClient
+from proxy.admin.peer_client import PeerClient, VisitRows
 from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
     BUDGETS_PATH,
@@ -24,7 +24,6 @@ from proxy.admin.peers.tier_routes import (
 )
 from proxy.admin.port.guard import Access
 from proxy.admin.replies import ApiError
-from proxy.admin.tier_protocol import VisitRows
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import Debt
 from proxy.state import Document, Record, StateError

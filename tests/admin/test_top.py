@@ -17,7 +17,7 @@ from spark_world import scene
 from terminal import run_once
 from traffic import play
 
-from proxy.admin.commands.admin_client import AdminAddress, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
 from proxy.admin.commands.top import run_top
 from proxy.admin.commands.top_tables import QUERIES, in_order, printable, rate_text, screen
 

@@ -14,11 +14,10 @@ from tokens import OPEN
 from yarl import URL
 
 from metrics.member_names import machine_of
-from proxy.admin.peer_client import PeerClient, Target
+from proxy.admin.peer_client import PeerClient, Target, VisitRows
 from proxy.admin.peers import members as members_module
 from proxy.admin.port.guard import Access
 from proxy.admin.server import AdminServer
-from proxy.admin.tier_protocol import VisitRows
 from proxy.progress.report import QueryScope, Refusal, ReportRefused
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import Debt

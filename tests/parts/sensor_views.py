@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from proxy.admin.budget_shares import BudgetPart
-from proxy.admin.sensor_rows import SensorRow, row_groups
+from proxy.admin.sensor_rows import BudgetPart, SensorRow, row_groups
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LAST_MINUTE

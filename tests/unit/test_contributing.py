@@ -26,7 +26,7 @@ from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOU
 from proxy.admin.document_models import Model
 from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.pipeline_documents import COMPLETION, NODE, PIPELINE_ROW, STAGE
-from proxy.admin.progress_documents import PARTITION, QUERY
+from proxy.admin.query_documents import PARTITION, QUERY
 from proxy.admin.rule_documents import BUDGET_RULE, PAUSE, RULE
 from proxy.admin.suggestions import SUGGESTION
 from proxy.backpressure.backpressure import OF_BOUNDS

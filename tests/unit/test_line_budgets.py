@@ -20,26 +20,26 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(320, 200),
-    "proxy/launcher": Budget(690, 400),
+    "proxy/launcher": Budget(685, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
-    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1365, 650),
-    "proxy/tier": Budget(4165, 2350),
+    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1360, 650),
+    "proxy/tier": Budget(4155, 2350),
     "proxy/onboarding": Budget(980, 700),
-    "proxy/queries": Budget(840, 650),
-    "proxy/admin": Budget(6675, 4250),
+    "proxy/queries": Budget(835, 650),
+    "proxy/admin": Budget(6580, 4250),
     "proxy/config": Budget(2590, 2150),
     "proxy/relay": Budget(6530, 4300),
-    "proxy/usage": Budget(1055, 1000),
+    "proxy/usage": Budget(1020, 1000),
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2535, 1950),
-    "proxy/quota": Budget(5610, 3100),
-    "proxy/progress": Budget(3775, 2950),
+    "proxy/quota": Budget(5580, 3100),
+    "proxy/progress": Budget(3725, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5550, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(835, 650),
-    "proxy/spark/usage": Budget(1600, 900),
+    "proxy/spark/usage": Budget(1580, 900),
 }
 """By the folders and modules of each room."""
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from proxy.admin.api import THROTTLING_PATH
 from proxy.admin.client_documents import CONNECTION
-from proxy.admin.commands.admin_client import AdminAddress
+from proxy.admin.commands.operator_commands import AdminAddress
 from proxy.admin.commands.top_tables import (
     ALARM,
     CALM,

@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from proxy.admin.commands.admin_client import AdminAddress, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
 from proxy.admin.commands.top_tables import (
     CLIENTS,
     ORDERS,

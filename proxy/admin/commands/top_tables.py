@@ -107,7 +107,7 @@ def draw_table(
 ) -> Table:
     """Draw rows, each with a style."""
     table = Table(box=None, expand=True, pad_edge=False, header_style="bold")
-    columns = [each for each in columns if each.from_width is not None and width >= each.from_width]
+    columns = [each for each in columns if width >= each.from_width]
     for each in columns:
         side: Literal["left", "right"] = "left" if each.form == "text" else "right"
         how: dict[str, Any] = {"no_wrap": each.ratio is None, "overflow": "fold"}

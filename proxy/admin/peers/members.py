@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from io import BytesIO
+from typing import Self
 
 from aiohttp import Payload, web
 from yarl import URL
 
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
-from proxy.admin.peer_client import LateError, PeerError, Reply, Target
+from proxy.admin.peer_client import LateError, PeerError, Reply, Target, Tier
 from proxy.admin.port.guard import (
     ONE_MEMBER,
     SAFE_METHODS,
@@ -21,7 +22,6 @@ from proxy.admin.port.guard import (
     headers_of,
 )
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_answer
-from proxy.admin.tier_protocol import Tier
 
 MEMBER_TIMEOUT_S = 2.0
 """For one answer as a whole. A member that is at work answers in milliseconds."""
@@ -49,9 +49,17 @@ class Question:
     request: web.Request
     target: str
     """Path and query, sent as they are."""
-    method: str = "GET"
+    method: str
     body: bytes | None = None
     """As JSON."""
+
+    @classmethod
+    def of(cls, request: web.Request, body: bytes | None = None) -> Self:
+        """Return what a request asks, with its body. Raises HTTPNotFound for the URL of a whole."""
+        if not request.raw_path.startswith("/"):
+            raise web.HTTPNotFound
+        method = "GET" if request.method == "HEAD" else request.method
+        return cls(request, request.raw_path, method, body)
 
     @property
     def may_change(self) -> bool:
@@ -193,13 +201,6 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
     body = response.body or b""
     body = await body.as_bytes() if isinstance(body, Payload) else bytes(body)
     return Reply(member, response.status, response.headers, body)
-
-
-def target_of(request: web.Request) -> str:
-    """Return path and query as they came. Raises HTTPNotFound for the URL of a whole."""
-    if not request.raw_path.startswith("/"):
-        raise web.HTTPNotFound
-    return request.raw_path
 
 
 def forwarded(reply: Reply) -> web.Response:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from io import BytesIO
@@ -36,19 +37,18 @@ from proxy.admin.peers.members import (
     forwarded,
     lost,
     no_member_answers,
-    target_of,
 )
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, Part
 from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OF_MEMBERS
 from proxy.admin.port.guard import CHANGES, REPORT_PATH, SCOPE
 from proxy.admin.replies import (
-    CONTENT_TYPE,
     JSON_HEADERS,
+    SCRAPE_HEADERS,
     ApiError,
     json_body,
     long_answer,
-    read_whole,
     readiness_answer,
+    whole_document,
     written,
 )
 from proxy.progress.report import MAX_VALUES, values_in
@@ -73,9 +73,6 @@ _REFUSALS = range(400, 600)
 _NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
 
 _log = get_logger(__name__)
-
-MergeAll = Callable[[Mapping[str, Document]], dict[str, Any]]
-"""Makes one document of those of members."""
 
 
 class TierAnswers:
@@ -139,7 +136,7 @@ class TierAnswers:
         tier = self._tier.document() if path == "/v1/status" else None
         asked = self._members.asked_for(request)
         async with self._long_answers:
-            answers = await self._members.ask_all(asked, Question(request, target_of(request)))
+            answers = await self._members.ask_all(asked, Question.of(request))
             if answers.first.status == HTTPStatus.NOT_FOUND and answers.missing and not answers.ok:
                 away = ", ".join(repr(each.member) for each in answers.missing)
                 fix = f"ask again when all answer; without an answer: {away}"
@@ -154,17 +151,17 @@ class TierAnswers:
         """Answer what is the same at all members: from the leader, or another one that answers."""
         missing: list[PeerError] = []
         for each in self._members.asked_for(request):
-            answers = await self._members.ask_all([each], Question(request, target_of(request)))
-            if answers.replies:
-                return forwarded(answers.replies[0])
-            missing += answers.missing
+            reply = await self._members.ask_one(each.name, Question.of(request))
+            if isinstance(reply, Reply):
+                return forwarded(reply)
+            missing.append(reply)
         raise no_member_answers(missing)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         """Answer for the members of this machine, as it is scraped by itself."""
         asked = self._members.asked_here(request)
         async with self._long_answers:
-            answers = await self._members.ask_all(asked, Question(request, target_of(request)))
+            answers = await self._members.ask_all(asked, Question.of(request))
             if "member" in request.query:
                 return forwarded(answers.first)
             texts = {reply.member: reply.body for reply in answers.ok}
@@ -174,7 +171,7 @@ class TierAnswers:
             # A thread: four members with 10,000 clients each have tens of megabytes.
             scrapes = generate_latest(self._up), *texts.values()
             body = await asyncio.to_thread(lambda: b"".join(join_scrapes(scrapes)))
-        return long_answer(BytesIO(body), {"Content-Type": CONTENT_TYPE})
+        return long_answer(BytesIO(body), SCRAPE_HEADERS)
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         """Answer that clients can be served when all members that run say so, of this machine.
@@ -182,12 +179,12 @@ class TierAnswers:
         One whose process does not run is only named: it is started again, and the others serve.
         """
         asked = self._members.asked_here(request)
-        answers = await self._members.ask_all(asked, Question(request, "/readyz"))
+        answers = await self._members.ask_all(asked, Question.of(request))
         if not answers.replies:
             return readiness_answer(no_member_answers(answers.missing).what, None)
         reasons, warnings = [], []
         for reply in answers.replies:
-            document = _read(reply) or {"reason": "its answer is no JSON"}
+            document = whole_document(reply.body) or {"reason": "its answer is no JSON"}
             if not reply.is_ok:
                 reasons.append(f"member {reply.member!r}: {document.get('reason')}")
             if warning := document.get("warning"):
@@ -203,46 +200,34 @@ class TierAnswers:
 
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
         async with report_body(request, self._parts) as body:
-            return await self._pass_report(request, body)
-
-    async def _pass_report(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        client_id = await asyncio.to_thread(client_of_report, body, self._parts.client_of)
-        if client_id is None:
-            return await self._pass_to(self._leader, request, body, _LEADER)
-
-        def owner() -> str:
-            name = self._tier.owner_of(client_id)
-            if name is None:
-                what = f"nobody owns the client {client_id!r} at this moment"
-                raise ApiError(503, what, "send the report again in a second")
-            return name
-
-        return await self._pass_to(owner, request, body, _OWNER)
+            client_id = await asyncio.to_thread(client_of_report, body, self._parts.client_of)
+            return await self._pass_to(request, body, client_id)
 
     async def _change(self, request: web.Request) -> web.StreamResponse:
         """Have the leader make a change; what is to be deleted comes without a body."""
         body = None if request.method == "DELETE" else await json_body(request)
-        return await self._pass_to(self._leader, request, body, _LEADER)
-
-    def _leader(self) -> str:
-        return self._tier.leader
+        return await self._pass_to(request, body)
 
     async def _pass_to(
-        self, who: Callable[[], str], request: web.Request, body: bytes | None, what: str
+        self, request: web.Request, body: bytes | None, client_id: str | None = None
     ) -> web.Response:
-        """Answer as the member does that `who` names. Raises ApiError, 502 or 503, if it does not.
+        """Answer as a client's owner does, or the leader. Raises ApiError, 502 or 503, if it fails.
 
         One that is away is waited for: a process that has ended is soon started again. So is one
         that has not taken yet what it is asked for.
         """
         loop = asyncio.get_running_loop()
         until_s, undone_until_s = loop.time() + AWAY_LIMIT_S, loop.time() + UNDONE_LIMIT_S
-        question = Question(request, target_of(request), request.method, body)
+        question = Question.of(request, body)
         while True:
-            reply = await self._members.ask_one(who(), question)
+            name = self._tier.leader if client_id is None else self._tier.owner_of(client_id)
+            if name is None:
+                what = f"nobody owns the client {client_id!r} at this moment"
+                raise ApiError(503, what, "send the report again in a second")
+            reply = await self._members.ask_one(name, question)
             if isinstance(reply, PeerError):
                 if reply.was_sent or loop.time() >= until_s:
-                    raise lost(reply, what)
+                    raise lost(reply, _LEADER if client_id is None else _OWNER)
             elif reply.status != UNDONE or loop.time() >= undone_until_s:
                 await self._record(request, reply)
                 return forwarded(reply)
@@ -250,10 +235,8 @@ class TierAnswers:
 
     async def _put_level(self, request: web.Request) -> web.StreamResponse:
         """Set the level of all; the leader records it, and says what is wrong with it."""
-        body = await json_body(request)
-        asked = self._members.asked_for(request)
-        question = Question(request, target_of(request), "PUT", body)
-        answers = await self._members.ask_all(asked, question)
+        question = Question.of(request, await json_body(request))
+        answers = await self._members.ask_all(self._members.asked_for(request), question)
         first = answers.first
         refused = [reply for reply in answers.replies if not reply.is_ok]
         if refused:
@@ -280,9 +263,10 @@ class TierAnswers:
         ]
         if not asked:
             raise ApiError(404, f"there is no machine {machine!r}", MEMBERS_FIX)
-        _, question_mark, query = target_of(request).partition("?")
+        question = Question.of(request)
+        _, question_mark, query = question.target.partition("?")
         target = f"{CONNECTIONS_PATH}{number}{question_mark}{query}"
-        answers = await self._members.ask_all(asked, Question(request, target, "DELETE"))
+        answers = await self._members.ask_all(asked, replace(question, target=target))
         if answers.ok:
             closed = answers.ok[0]
             await self._record(request, closed)
@@ -297,7 +281,7 @@ class TierAnswers:
             return
         changes = unquote(reply.headers[CHANGES])
         question = Question(request, LEFT_CHANGES_PATH, "POST", changes.encode())
-        kept = await self._members.ask_one(self._leader(), question)
+        kept = await self._members.ask_one(self._tier.leader, question)
         if isinstance(kept, PeerError) or not kept.is_ok:
             problem = (
                 kept.why if isinstance(kept, PeerError) else kept.body.decode(errors="replace")
@@ -313,11 +297,20 @@ def _merged_body(
     def merge(documents: Mapping[str, Document]) -> dict[str, Any]:
         return MemberDocuments(documents, page, tier).merged(table)
 
-    read = {reply.member: _read(reply) for reply in answers.ok}
-    documents = {name: each for name, each in read.items() if each and _fits(merge, name, each)}
+    def fits(name: str, document: Document) -> bool:
+        try:
+            merge({name: document})
+        except _MISFITS:
+            return False
+        return True
+
+    documents: dict[str, Document] = {}
     missing = [*answers.missing]
     for reply in answers.replies:
-        if reply.is_ok and reply.member not in documents:
+        document = whole_document(reply.body) if reply.is_ok else None
+        if document and fits(reply.member, document):
+            documents[reply.member] = document
+        elif reply.is_ok:
             missing.append(PeerError(reply.member, _NOT_UNDERSTOOD))
         elif reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND:
             missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
@@ -340,24 +333,6 @@ def _merged_body(
     return written(merged)
 
 
-def _read(reply: Reply) -> Document | None:
-    """Return what a member said; None for what is no document."""
-    try:
-        document = read_whole(reply.body)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
-def _fits(merge: MergeAll, name: str, document: Document) -> bool:
-    """Return whether a document can be merged; not that of another version."""
-    try:
-        merge({name: document})
-    except _MISFITS:
-        return False
-    return True
-
-
 def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None:
     """Return the client id that a report is about, as far as it can be kept; None if it cannot.
 
@@ -365,11 +340,7 @@ def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None
     """
     if values_in(body) > MAX_VALUES:
         return None
-    try:
-        document: Any = read_whole(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(document, dict):
+    if (document := whole_document(body)) is None:
         return None
     client_id, name = document.get("client_id"), document.get("name")
     if client_id and isinstance(client_id, str):

@@ -11,9 +11,9 @@ from aiohttp import web
 
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author
+from proxy.admin.peer_client import Tier
 from proxy.admin.port.guard import require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body, read_whole
-from proxy.admin.tier_protocol import Tier
 from proxy.quota.manager import Debt
 from proxy.state import Record, StateError
 

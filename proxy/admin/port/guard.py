@@ -6,8 +6,7 @@ import ipaddress
 import json
 from base64 import b64decode
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from urllib.parse import quote, unquote, urlsplit
 
@@ -15,7 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-from proxy.admin.audit import LOCAL_AUTHOR, Author, deferred_audit, set_author
+from proxy.admin.audit import LOCAL_AUTHOR, Author, Change, current_author, set_author
 from proxy.admin.replies import ApiError
 from proxy.progress.report import ALL_QUERIES, QueryScope
 
@@ -183,8 +182,11 @@ class Guard:
 
 async def answer_member(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer a request of a member that may pass, with the changes that are left to it."""
-    with deferred_audit() if LEAVE_AUDIT in request.headers else nullcontext() as changes:
-        response = await _answer(request, handler)
+    author = current_author()
+    changes: list[Change] | None = [] if LEAVE_AUDIT in request.headers else None
+    set_author(replace(author, deferred=changes))
+    response = await _answer(request, handler)
+    set_author(author)
     response.headers[SCOPE] = ONE_MEMBER
     if changes:
         response.headers[CHANGES] = quote(json.dumps(changes), safe="")

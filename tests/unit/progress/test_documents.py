@@ -4,7 +4,8 @@ import json
 
 from progress_world import FOREIGN, Client, uuid
 
-from proxy.admin.progress_documents import progress_documents
+from proxy.admin.document_models import Moment
+from proxy.admin.query_documents import progress_documents
 from proxy.progress.events import MAX_EVENTS
 from proxy.progress.query import LIVE_MS, STUCK_AFTER_MS
 
@@ -67,6 +68,16 @@ def test_the_document_of_a_query(world):
         "commit": {"group": "orders-progress", "last": None, "error": None, "backwards": 0},
         "advice": [],
         "notes": [],
+        "adaptive": None,
+        "totals": {
+            "partitions": 1,
+            "lag_records": 85,
+            "lag_s": partition["lag_s"],
+            "in_flight_records": 5,
+            "failed_records": 0,
+            "skipped_records": 0,
+            "stuck_partitions": 0,
+        },
     }
     assert partition == {
         "topic": "t",
@@ -114,7 +125,7 @@ def test_log_ends_of_the_poll_reach_all_who_read_the_partition(world, driver):
 def test_partitions_that_come_and_go_between_two_steps_disturb_no_others(world):
     world.driver().batch(None, dict.fromkeys(range(3), 10))
     (query,) = world.registry.queries
-    steps = progress_documents(world.registry.queries, world.now_ms, world.now_s)
+    steps = progress_documents(world.registry.queries, Moment(world.now_s, world.now_ms))
     assert next(steps) is None
     query.revoke(query.partitions["t", 1], "gone", world.now_ms)
     query.open("t", 7, world.now_ms)

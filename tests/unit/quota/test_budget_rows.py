@@ -8,10 +8,9 @@ from parts.quota_world import QuotaWorld
 from parts.sensor_views import views
 from test_budgets import ADHOC, ANALYTICS, END_MS, RATE, World, etl, rule
 
-from proxy.admin.budget_shares import BudgetShares
 from proxy.admin.client_documents import BUDGET
 from proxy.admin.document_models import Moment
-from proxy.admin.sensor_rows import row_groups
+from proxy.admin.sensor_rows import BudgetShares, row_groups
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, RuleTable, Share
 
