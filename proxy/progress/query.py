@@ -400,7 +400,7 @@ class QueryProgress(ChangeLog):
     def applying(
         self, report: Report, sender_lost: int, now_ms: float, now_s: float
     ) -> Iterator[bool]:
-        """Record what an event says of the present run; `sender_lost`: see `sender_lost`."""
+        """Record what an event says of the present run; `sender_lost`: reports lost so far."""
         if report.event == "running":
             if report.known_age_ms is not None:
                 self.asks_spark = True
