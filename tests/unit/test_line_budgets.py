@@ -31,7 +31,7 @@ BUDGETS = {
     "proxy/relay": Budget(6535, 4300),
     "proxy/usage": Budget(1055, 1000),
     "proxy/pipeline": Budget(3130, 2700),
-    "proxy/backpressure": Budget(2550, 1950),
+    "proxy/backpressure": Budget(2520, 1950),
     "proxy/quota": Budget(5735, 3100),
     "proxy/progress": Budget(3785, 2950),
     "proxy/state": Budget(2200, 1300),
