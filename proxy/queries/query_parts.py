@@ -51,7 +51,7 @@ class QueryParts:
         running = RunningPipelines(
             pipelines,
             registry,
-            backpressure.of_client,
+            backpressure,
             quotas,
             instruments,
             on_change=to_write.set,

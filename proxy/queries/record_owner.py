@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.backpressure import backpressure_record
-from proxy.pipeline.completion import LEDGER_RECORDS
+from proxy.pipeline.ledger import LEDGER_RECORDS
 from proxy.pipeline.nodes import FLOW_RECORDS
 from proxy.progress import progress_records
 from proxy.progress.owns import Owns, owns_all

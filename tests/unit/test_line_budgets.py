@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/config": Budget(2630, 2150),
     "proxy/relay": Budget(6535, 4300),
     "proxy/usage": Budget(1055, 1000),
-    "proxy/pipeline": Budget(3130, 2700),
+    "proxy/pipeline": Budget(3115, 2700),
     "proxy/backpressure": Budget(2520, 1950),
     "proxy/quota": Budget(5735, 3100),
     "proxy/progress": Budget(3785, 2950),
