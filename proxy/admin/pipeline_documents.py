@@ -56,10 +56,10 @@ COMPLETION = Model[Completion](
         `repeated_inits`, `unknown_fails`; and up to 100 texts
     """,
     {
-        "completed": lambda each, _: each.outcomes[""],
-        "timed_out": lambda each, _: each.outcomes[TIMED_OUT],
+        "completed": lambda each, _: each.ledger.outcomes[""],
+        "timed_out": lambda each, _: each.ledger.outcomes[TIMED_OUT],
         "failed": lambda each, _: {
-            why: count for why, count in each.outcomes.items() if why not in ("", TIMED_OUT)
+            why: count for why, count in each.ledger.outcomes.items() if why not in ("", TIMED_OUT)
         },
         "pending": _pending,
         "early_batches": lambda each, _: len(each.early),

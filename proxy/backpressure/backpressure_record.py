@@ -3,26 +3,20 @@
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
 from proxy.progress.progress_records import Int32
 from proxy.progress.report import Figure, Partition, Topic, Uuid
 from proxy.state import Json, Record, RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_cost import LEAST_NOISE, MOST_NOISE
+from .cost import Amount, CostState, PidState, Positive
 
 MAX_CHARS = 65_536
 """Of any text; Kafka has no longer strings to speak of."""
 
-MAX_NUMBER = 1e15
-"""No rate, count or time in a record is larger."""
-
 Row = TypeVar("Row")
 LongText = Annotated[str, StringConstraints(max_length=MAX_CHARS)]
-Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]
-Amount = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
-Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
 
 def _checked(row: tuple[float, float, float]) -> tuple[float, float, float]:
@@ -33,12 +27,8 @@ def _checked(row: tuple[float, float, float]) -> tuple[float, float, float]:
     return row
 
 
-Ratio = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_checked)]
-"""See measurements.RatioState."""
-
-Correlation = Annotated[float, Field(ge=-1, le=1)]
-Widest = Annotated[float, Field(ge=1, le=MAX_NUMBER)]
-Noise = Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
+RatioState = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_checked)]
+"""Amount, records, and records since then without any of it."""
 
 
 class BackpressureRecord(BaseModel):
@@ -68,12 +58,12 @@ class BackpressureRecord(BaseModel):
     """See ThrottledRate; records per second."""
     waiting_ms: Amount
     """See measurements.queued_ms."""
-    estimator: tuple[Number, Positive, Number] | None
-    """See cost.PidState; None with the other estimator."""
-    cost: tuple[Amount, Amount, Amount, Amount, Correlation, Widest, Noise] | None = None
-    """See batch_cost.CostState; older records have none."""
-    bytes_per_record: Ratio
-    offsets_per_record: Ratio
+    estimator: PidState | None
+    """None with the other estimator."""
+    cost: CostState | None = None
+    """The same; older records have none."""
+    bytes_per_record: RatioState
+    offsets_per_record: RatioState
     told: dict[Topic, dict[Partition, tuple[Figure, Figure, Figure]]]
     """What was advertised: offset, log end and idle offset."""
     starts: dict[Topic, dict[Partition, Figure]]

@@ -85,14 +85,6 @@ class DriverView:
         may_be_bounded = is_bounded or self.measurements.rule.initial_rate is not None
         return self.until_report() if may_be_bounded else -math.inf
 
-    def until_run(self) -> float:
-        """Return until when to wait for the first sign of life after a restart."""
-        return max(self.until_report(), self.drivers.resumed_ms + RESUME_WAIT_MS)
-
-    def until_alive(self) -> float:
-        """Return the same of a run whose driver is back."""
-        return max(self.until_report(), self.drivers.resumed_ms + LIFE_WAIT_MS)
-
     def until_proved(self) -> float:
         """Return until when to wait for a sign of life that shows whose the connection is."""
         opened_ms, alive_ms = self.connection.opened_ms, self.drivers.alive_ms
@@ -433,6 +425,11 @@ def _may_be_unreported(view: DriverView) -> bool:
     return not view.drivers.is_late and any(map(view.is_unreported, view.keys))
 
 
+def _after_restart(wait_ms: float) -> Callable[[DriverView], float]:
+    """Return until when to wait for the first sign of life: so long after a restart."""
+    return lambda view: max(view.until_report(), view.drivers.resumed_ms + wait_ms)
+
+
 _NOT_HEARD = "no report came yet"
 _NEWER = "the connection is newer than the latest report"
 _ONCE = "the run reads to the end of the logs, once"
@@ -441,7 +438,7 @@ _MORE = "the driver asked again and read nothing: it knows more than is known he
 
 DECISIONS = (
     Decision(lambda of: of.drivers.detached, "no adaptive rule applies"),
-    Decision(lambda of: of.drivers.awaits_run, _NOT_HEARD, DriverView.until_run),
+    Decision(lambda of: of.drivers.awaits_run, _NOT_HEARD, _after_restart(RESUME_WAIT_MS)),
     Decision(lambda of: of.query.ended, "the run has ended", DriverView.until_started),
     Decision(lambda of: of.silent_ms is None, _NOT_HEARD, DriverView.until_started),
     Decision(_is_silent, "no report for {silent}", None),
@@ -452,7 +449,7 @@ DECISIONS = (
     Decision(lambda of: of.rate is None, "no rate is known yet"),
     Decision(lambda of: of.interval_ms is None, "the trigger interval is not known yet"),
     Decision(lambda of: of.knows_more, _MORE, None),
-    Decision(lambda of: of.may_miss_ends and of.is_lifeless, None, DriverView.until_alive),
+    Decision(lambda of: of.may_miss_ends and of.is_lifeless, None, _after_restart(LIFE_WAIT_MS)),
     Decision(lambda of: of.may_miss_ends, None, DriverView.until_report),
     Decision(_may_be_unreported, None, DriverView.until_report),
     Decision(lambda _: True, None),

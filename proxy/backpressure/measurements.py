@@ -13,9 +13,8 @@ from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
 
-from .backpressure_record import BackpressureRecord
-from .batch_cost import FinishedBatch
-from .cost import CostEstimator, PidEstimator
+from .backpressure_record import BackpressureRecord, RatioState
+from .cost import CostEstimator, FinishedBatch, PidEstimator
 from .drivers import Drivers
 
 MAX_HOLDS = 512
@@ -138,9 +137,6 @@ class InputRate:
 Estimator = CostEstimator | PidEstimator
 
 ESTIMATORS: Mapping[str, type[Estimator]] = {"pid": PidEstimator, "cost": CostEstimator}
-
-RatioState = tuple[float, float, float]
-"""Amount, records, and records since then without any of it."""
 
 
 @dataclass(slots=True)

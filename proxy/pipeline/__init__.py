@@ -4,6 +4,5 @@ Time is an argument, in monotonic milliseconds (`now_ms`) unless it is said othe
 records per second. All but `running` do no I/O.
 
 `running`: the loop over all pipelines, wired to reports, state and metrics. `running_pipeline`: one
-of a `graph`, the loop over its `nodes`, with its `completion` (of `ledger` and `edges`) and
-`batch_limit`.
+of a `graph`, the loop over its `nodes`, with its `completion` (of a `ledger`) and `batch_limit`.
 """

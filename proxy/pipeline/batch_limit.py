@@ -8,10 +8,9 @@ their normal rates. No rate has to settle first.
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from proxy.backpressure.backpressure import QueryBackpressure
 from proxy.wire.topic_partition import TopicPartition
 
 ROUND_SHARE = 0.5
@@ -20,10 +19,6 @@ stage and the ones before it would work in turns, and never at the same time."""
 
 MAX_LATE = 1_000
 """Batches without a report that are told apart; where so many are late nobody reports."""
-
-
-QueriesOf = Callable[[str], Sequence[QueryBackpressure]]
-"""Returns the queries of a client id whose rules are adaptive: their batches can be held small."""
 
 
 @dataclass(frozen=True, slots=True)

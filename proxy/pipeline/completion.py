@@ -14,42 +14,40 @@ forgets it. The records behind those that are known are then taken for the outpu
 a stage reports first, if it began before this process took up the state. Some may be of its next
 batch, or of others: that makes a root wait longer, and never too short. A handover knows what was
 written, and hands it over.
-
-The state has it under `ledger/PIPELINE/`, each part quoted, with hexadecimal ids and times in
-wall-clock seconds:
-
-- `root/ID`: its value is the xor of all in `at`; earlier programs wrote one for each stage there;
-- `group/NUMBER`: the roots of an anchor;
-- `edge/STAGE/TOPIC/PARTITION/START`: an edge that waits, and the number of its anchor;
-- `lane/STAGE/TOPIC/PARTITION`: what is known of the offsets there that are no edges;
-- `stage/STAGE`: up to when its reports are complete;
-- `early/NUMBER`: a batch that waits for the one that feeds it;
-- `written/STAGE`: what it has written since its last report; of a handover, until it is taken up.
 """
 
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial, reduce
 from itertools import islice
 from operator import xor
 from random import Random
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import unquote
 
-from pydantic import ConfigDict, Field, create_model
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 from proxy.state import Json, Record
-from proxy.state.journal import Journal, RecordFormat
-from proxy.state.store import SEPARATOR
+from proxy.state.journal import Journal
+from proxy.state.store import SEPARATOR, UnknownFormError
 from proxy.wire.topic_partition import TopicPartition
 
-from .edges import MAX_EDGES, MAX_OFFSET, Anchor, EdgeTable, TopicRange, merged
 from .graph import PendingLimit, PipelineGraph, PipelineSettings
-from .ledger import EndedRoot, Ledger, Root, SourceBatch, WallTime
+from .ledger import (
+    LEDGER_RECORDS,
+    MAX_EDGES,
+    Anchor,
+    EdgeTable,
+    Ledger,
+    Root,
+    SourceBatch,
+    TopicRange,
+    WallTime,
+    merged,
+)
 
 PIPELINE_CHANGED = "pipeline_changed"
 """Reason: it waited at a stage, or for a topic, that is no longer in the pipeline."""
@@ -81,36 +79,6 @@ LATE_MS = 60_000.0
 MAX_NOTES = 100
 
 _log = get_logger(__name__)
-
-_Id = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
-_Offset = Annotated[int, Field(ge=0, le=MAX_OFFSET)]
-_Known = Annotated[int, Field(ge=-1, le=MAX_OFFSET)]
-_Seconds = Annotated[float, Field(allow_inf_nan=False)]
-_Pair = Annotated[list[_Offset], Field(min_length=2, max_length=2)]
-_Ranges = tuple[TopicRange, ...]
-_Size = Annotated[int, Field(ge=0)]
-
-
-def _format(**fields: Any) -> RecordFormat[Any]:
-    strict = ConfigDict(strict=True, extra="forbid", frozen=True)
-    required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
-    return RecordFormat("ledger", 1, create_model("LedgerForm", __config__=strict, **required))
-
-
-_ROOT_TIMES = {"started_s": _Seconds, "heard_s": _Seconds}
-LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
-    "root": _format(at=dict[str, _Id], owner=SourceBatch | None, **_ROOT_TIMES, failed=str | None),
-    "group": _format(roots=list[_Id]),
-    "edge": _format(end=_Offset, id=_Id, group=int),
-    "lane": _format(known_to=_Known, done=list[_Pair]),
-    "stage": _format(settled_s=_Seconds),
-    "early": _format(
-        **{"stage": str, "batch": int, "inputs": _Ranges, "outputs": _Ranges},
-        **{"started_s": _Seconds, "at_s": _Seconds, "size_bytes": _Size},
-    ),
-    "written": _format(stage=str, ranges=tuple[tuple[TopicRange, _Seconds], ...]),
-}
-"""By kind, in the order in which they are read: each refers to earlier ones only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +145,6 @@ class Completion:
         """By stage."""
         self.early: dict[int, StageBatch] = {}
         """By number, those that have a record: most need not wait."""
-        self._last_number = 0
         self.forced_batches = 0
         """Batches that were taken although it was not known what they had read."""
         self.dropped_batches = 0
@@ -186,12 +153,9 @@ class Completion:
         """When the state was taken up of an earlier process, whose batches may be under way."""
         self._counted: dict[TopicPartition, int] = {}
         """Up to where records are counted as output although nobody saw who wrote them."""
-        self._name = graph.settings.name
-        self._ended: list[EndedRoot] = []
-        self._unswept = 0
+        self._swept = 0
+        """How many roots had failed or timed out when edges were swept last."""
         self.counts = self.ledger.counts
-        self.outcomes: Counter[str] = Counter()
-        """How many roots ended, by the reason of EndedRoot."""
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
 
@@ -204,13 +168,13 @@ class Completion:
         )
 
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
-        """Add a finished batch of a stage; see `take_ended` for what it ends.
+        """Add a finished batch of a stage; see `Ledger.take_ended` for what it ends.
 
         A batch whose whole input was completed before is only noted. But of a first stage each
         report is a new root: the same one must not be passed on twice.
         """
-        self._last_number += 1
-        numbered = replace(batch, number=self._last_number, at_ms=now_ms)
+        number = next(reversed(self.early), 0) + 1
+        numbered = replace(batch, number=number, at_ms=now_ms)
         self.reports[batch.stage].waiting.append(numbered)
         self._apply_ready(now_ms)
 
@@ -269,22 +233,12 @@ class Completion:
             _log.info("counted what an earlier process saw", stage=stage, records=records)
         return found
 
-    def fail(self, root: int, reason: str, now_ms: float) -> None:
-        """End a root as failed; one that has ended stays as it is."""
-        self._end(self.ledger.fail(root, reason, now_ms))
-
     def tick(self, now_ms: float) -> None:
         """End the roots whose time is over; call it at least a few times in a timeout."""
         self._apply_ready(now_ms)
-        for ended in self.ledger.tick(now_ms):
-            self._end(ended)
-        if self._unswept >= max(SWEEP_AT, len(self.ledger.roots)):
+        self.ledger.tick(now_ms)
+        if self.ledger.failures - self._swept >= max(SWEEP_AT, len(self.ledger.roots)):
             self._sweep()
-
-    def take_ended(self) -> list[EndedRoot]:
-        """Return the roots that ended since the last call, in that order."""
-        ended, self._ended = self._ended, []
-        return ended
 
     def oldest_waits_at(self) -> str:
         """Return the stage at which the oldest pending root waits; empty when there is none."""
@@ -316,7 +270,8 @@ class Completion:
 
     def clear(self, now_ms: float) -> None:
         """Fail and drop everything, so that its records are deleted."""
-        self.update(PipelineGraph(PipelineSettings(name=self._name, sources=(), stages=())), now_ms)
+        empty = PipelineSettings(name=self._graph.settings.name, stages=())
+        self.update(PipelineGraph(empty), now_ms)
         for root in self.ledger.roots:  # without an edge: of damaged records
             self._mark("root", root)
         self.ledger.roots.clear()
@@ -339,35 +294,30 @@ class Completion:
             self.loaded_ms = now_ms
         refused: list[str] = []
         anchors: dict[int, Anchor] = {}
-        found: dict[str, list[tuple[list[str], Record, Any]]] = {
-            kind: [] for kind in LEDGER_RECORDS
-        }
+        found: list[tuple[list[str], Any, str]] = []
 
-        def refuse(record: Record, why: object) -> None:
-            refused.append(f"{record.key}: {why}")
-            self.journal.mark_deleted(record.key)
+        def refuse(key: str, why: object) -> None:
+            refused.append(f"{key}: {why}")
+            self.journal.mark_deleted(key)
 
         for record in records:
-            kind, *parts = map(unquote, record.key.removeprefix(self.prefix).split(SEPARATOR))
-            form = LEDGER_RECORDS.get(kind)
-            if form is None:
-                refuse(record, "there is nothing of that name")
-            elif record.version > form.version:
+            item = [*map(unquote, record.key.removeprefix(self.prefix).split(SEPARATOR))]
+            try:
+                if item[0] not in LEDGER_RECORDS:
+                    raise ValueError("there is nothing of that name")
+                found.append((item, LEDGER_RECORDS[item[0]].read(record), record.key))
+            except UnknownFormError:
                 refused.append(f"{record.key}: it is of a newer program; start that one to use it")
-            else:
-                try:
-                    found[kind].append((parts, record, form.read(record)))
-                except ValueError as error:
-                    refuse(record, error)
-        for kind, forms in found.items():
-            for parts, record, form in sorted(forms, key=_order):
-                try:
-                    self._restore((kind, *parts), form, anchors, now_ms)
-                except ValueError as error:
-                    refuse(record, error)
+            except ValueError as error:
+                refuse(record.key, error)
+        for item, form, key in sorted(found, key=_order):
+            try:
+                self._restore(item, form, anchors, now_ms)
+            except ValueError as error:
+                refuse(key, error)
         self.journal.forget({self})  # what was taken up is as it was written
         gone = [self.key("group", number) for number, each in anchors.items() if not each.edges]
-        for key in (*gone, *(record.key for _, record, _ in found["written"])):
+        for key in (*gone, *(key for item, _, key in found if item[0] == "written")):
             self.journal.mark_deleted(key)
         self._fail_stranded(now_ms)
         for message in refused:
@@ -377,12 +327,12 @@ class Completion:
     @property
     def prefix(self) -> str:
         """What the keys of its records begin with."""
-        return LEDGER_RECORDS["root"].key(self._name) + SEPARATOR
+        return LEDGER_RECORDS["root"].key(self._graph.settings.name) + SEPARATOR
 
     def key(self, kind: str, *where: Any) -> str:
         """Return the key of a part's record."""
         parts = [f"{where[0]:016x}"] if kind == "root" else where
-        return LEDGER_RECORDS[kind].key(self._name, kind, *parts)
+        return LEDGER_RECORDS[kind].key(self._graph.settings.name, kind, *parts)
 
     def record(self, kind: str, *where: Any) -> Record | None:
         """Return the record of a part; None when it is not there any more."""
@@ -453,10 +403,10 @@ class Completion:
         roots = tuple(values) if begun is None else (*values, begun)
         made, replaced = self._produce(batch, self._anchor(roots, acks), is_again=is_again)
         for root, value in values.items():
-            self._end(self.ledger.ack(root, value ^ made, now_ms))
+            self.ledger.ack(root, value ^ made, now_ms)
         if begun is not None:
             owner = SourceBatch(batch.stage, batch.batch, batch.size_bytes)
-            self._end(self.ledger.init(begun, made, owner, batch.started_ms, now_ms))
+            self.ledger.init(begun, made, owner, batch.started_ms, now_ms)
         if reused := self._fail_all(replaced, OFFSETS_REUSED, now_ms):
             self._note_batch(batch, f"appended at offsets that {reused} roots waited for", now_ms)
 
@@ -523,7 +473,7 @@ class Completion:
 
     def _sweep(self) -> None:
         self.edges.sweep(set(self.ledger.roots))
-        self._unswept = 0
+        self._swept = self.ledger.failures
 
     def _make_room(self, now_ms: float) -> None:
         self._sweep()
@@ -532,7 +482,7 @@ class Completion:
             return
         going = self.edges.excess(self.ledger.oldest_first(), bound)
         for root in going:
-            self.fail(root, TOO_MANY_EDGES, now_ms)
+            self.ledger.fail(root, TOO_MANY_EDGES, now_ms)
         self._sweep()
         self._note(f"{len(going)} roots failed: more than {self.max_edges} edges waited", now_ms)
 
@@ -548,14 +498,8 @@ class Completion:
         """Fail those of the roots that are there; return how many they are."""
         here = sorted(roots & self.ledger.roots.keys())
         for root in here:
-            self.fail(root, reason, now_ms)
+            self.ledger.fail(root, reason, now_ms)
         return len(here)
-
-    def _end(self, ended: EndedRoot | None) -> None:
-        if ended is not None:
-            self._unswept += bool(ended.reason)
-            self.outcomes[ended.reason] += 1
-            self._ended.append(ended)
 
     def _note_batch(self, batch: StageBatch, text: str, now_ms: float) -> None:
         self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
@@ -564,7 +508,7 @@ class Completion:
         self.notes.append((self.wall.to_s(now_ms), text))
 
     def _restore(
-        self, item: tuple[str, ...], form: Any, anchors: dict[int, Anchor], now_ms: float
+        self, item: Sequence[str], form: Any, anchors: dict[int, Anchor], now_ms: float
     ) -> None:
         """Load one record. Raises ValueError with what is wrong."""
         stages, to_ms = self._graph.stages, self.wall.to_ms
@@ -594,7 +538,6 @@ class Completion:
                     *(form.stage, form.batch, form.inputs, form.outputs, to_ms(form.started_s)),
                     *(form.size_bytes, int(number), to_ms(form.at_s)),
                 )
-                self._last_number = max(self._last_number, batch.number)
                 self.early[batch.number] = batch
                 self.reports[batch.stage].waiting.append(batch)
             case "written", _ if form.stage in stages:
@@ -649,8 +592,9 @@ def _id(text: str) -> int:
     return number
 
 
-def _order(found: tuple[list[str], Record, Any]) -> tuple[float, list[tuple[int, str]]]:
-    """Order roots by when they were heard of, edges by their offsets, batches by their numbers."""
-    parts, _, form = found
+def _order(found: tuple[list[str], Any, str]) -> tuple[int, float, list[tuple[int, str]]]:
+    """Order by kind; roots by when they were heard of, edges by offset, batches by number."""
+    (kind, *parts), form, _ = found
     heard_s = getattr(form, "heard_s", 0.0)
-    return heard_s, [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    numbered = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return list(LEDGER_RECORDS).index(kind), heard_s, numbered

@@ -46,6 +46,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from metrics.clock import MS_PER_SECOND
+from proxy.quota.shares import Claim, divide
 from proxy.state import Json, Record
 from proxy.state.journal import RecordFormat
 
@@ -522,17 +523,14 @@ def fair_rates(upstream: Upstream, capacity: float) -> dict[str, float]:
     sending = [(node, records) for node, records in upstream if records > 0]
     if not sending:
         return {node.name: capacity for node, _ in upstream}
-    sending.sort(key=lambda each: each[0].level)
-    weight = sum(node.normal_rate * records for node, records in sending)
-    left = capacity
-    for index, (node, records) in enumerate(sending):
-        level = left / weight
-        if node.level > level * (1 - SAME_LEVEL):
-            return {each.name: each.normal_rate * level for each, _ in sending[index:]}
-        left -= node.rate * records
-        weight -= node.normal_rate * records
-    highest = sending[-1][0].level * (1 - SAME_LEVEL)
-    return {node.name: node.rate for node, _ in sending if node.level >= highest}
+    claims = [Claim(node.normal_rate * n, demand=node.rate * n) for node, n in sending]
+    shares = divide(capacity, claims)
+    level = max(share / each.weight for share, each in zip(shares, claims, strict=True))
+    return {
+        node.name: share / records
+        for (node, records), share in zip(sending, shares, strict=True)
+        if node.level >= level * (1 - SAME_LEVEL)
+    }
 
 
 def raised_rates(upstream: Upstream, capacity: float, held: Collection[str]) -> dict[str, float]:

@@ -3,14 +3,15 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Set
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Set
 
 from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.exposition import FigureRows, FigureTable
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.drivers import PartitionOffsets
 from proxy.progress.query import AcceptedReport
 from proxy.progress.query_registry import Owns, QueryRegistry
 from proxy.progress.report import Report
@@ -19,10 +20,9 @@ from proxy.state import KeptParts, Record, StateError, Store
 from proxy.state.journal import key_parts
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import QueriesOf
-from .completion import LEDGER_RECORDS, PIPELINE_CHANGED, Completion
-from .edges import TopicRange
+from .completion import PIPELINE_CHANGED, Completion
 from .graph import PipelineGraph, PipelineSettings
+from .ledger import LEDGER_RECORDS, TopicRange
 from .nodes import FLOW_RECORDS, Controller, Source, Stage
 from .running_pipeline import RunningPipeline
 
@@ -63,7 +63,7 @@ _log = get_logger(__name__)
 
 
 class RunningPipelines(KeptParts[Controller | Completion]):
-    """The pipelines of this member; stages are held by `queries_of`, producers by `quotas`.
+    """The pipelines of this member; stages are held by `backpressure`, producers by `quotas`.
 
     `on_change` is called when there is something to write: see `changes`.
     """
@@ -72,7 +72,7 @@ class RunningPipelines(KeptParts[Controller | Completion]):
         self,
         pipelines: Iterable[PipelineSettings],
         registry: QueryRegistry,
-        queries_of: QueriesOf,
+        backpressure: Backpressure,
         quotas: QuotaManager,
         instruments: Instruments,
         *,
@@ -84,7 +84,7 @@ class RunningPipelines(KeptParts[Controller | Completion]):
         self._clock_ms = clock_ms
         self._clock_s = clock_s
         self._registry = registry
-        self._queries_of = queries_of
+        self._backpressure = backpressure
         self._quotas = quotas
         self._instruments = instruments
         self._on_change = on_change
@@ -205,12 +205,7 @@ class RunningPipelines(KeptParts[Controller | Completion]):
         is_lost = pipeline.completion.is_recovering(stage.name, started_ms)
         return set(pipeline.known_ends(stage)) if is_lost else set()
 
-    def reported(
-        self,
-        accepted: AcceptedReport,
-        now_ms: float,
-        ends: Mapping[TopicPartition, int] = MappingProxyType({}),
-    ) -> None:
+    def reported(self, accepted: AcceptedReport, now_ms: float, ends: PartitionOffsets) -> None:
         """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
@@ -286,7 +281,7 @@ class RunningPipelines(KeptParts[Controller | Completion]):
         owns = self._owns
         made = [
             RunningPipeline(
-                *(PipelineGraph(settings), self._registry, self._queries_of, self._quotas),
+                *(PipelineGraph(settings), self._registry, self._backpressure, self._quotas),
                 self.journal,
                 now_ms=self._clock_ms(),
                 now_s=self._clock_s(),
@@ -318,7 +313,7 @@ class RunningPipelines(KeptParts[Controller | Completion]):
 
     def _count_ended(self, pipeline: RunningPipeline) -> None:
         name = pipeline.name
-        for root in pipeline.completion.take_ended():
+        for root in pipeline.completion.ledger.take_ended():
             if not root.reason:
                 duration_s = (root.ended_ms - root.started_ms) / MS_PER_SECOND
                 self._instruments.ledger_completion_seconds.of(name).observe(duration_s)

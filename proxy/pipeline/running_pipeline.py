@@ -26,6 +26,8 @@ from random import SystemRandom
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.drivers import PartitionOffsets
 from proxy.progress.partition import PartitionProgress
 from proxy.progress.query import AcceptedReport, QueryProgress
 from proxy.progress.query_registry import QueryRegistry
@@ -37,10 +39,10 @@ from proxy.state.journal import Journal
 from proxy.state.store import UnknownFormError
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
+from .batch_limit import BatchLimit, UpstreamWriter, records_that_fit
 from .completion import Completion, StageBatch
-from .edges import MAX_OFFSET, TopicRange
 from .graph import Node, PipelineGraph, find_endless
+from .ledger import MAX_OFFSET, TopicRange
 from .nodes import (
     FLOW_RECORDS,
     Direction,
@@ -74,7 +76,7 @@ class RunningPipeline:
         self,
         graph: PipelineGraph,
         registry: QueryRegistry,
-        queries_of: QueriesOf,
+        backpressure: Backpressure,
         quotas: QuotaManager,
         journal: Journal,
         *,
@@ -88,7 +90,7 @@ class RunningPipeline:
         self.stages: Mapping[str, Stage] = {}
         self.sources: Mapping[str, Source] = {}
         self.events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
-        self._registry, self._queries_of, self._quotas = registry, queries_of, quotas
+        self._registry, self._queries_of, self._quotas = registry, backpressure.of_client, quotas
         self.completion = Completion(
             graph, journal, random=SystemRandom(), now_ms=now_ms, now_s=now_s
         )
@@ -237,11 +239,7 @@ class RunningPipeline:
             self._set_ceilings(stage, stage.state.rate, now_ms)
 
     def reported(
-        self,
-        stage: Stage,
-        accepted: AcceptedReport,
-        ends: Mapping[TopicPartition, int],
-        now_ms: float,
+        self, stage: Stage, accepted: AcceptedReport, ends: PartitionOffsets, now_ms: float
     ) -> bool:
         """Apply a report; see `RunningPipelines`. Return whether it says more than "alive"."""
         report, query, name, graph = accepted.report, accepted.query, stage.name, self.graph
@@ -562,7 +560,7 @@ class RunningPipeline:
         query: QueryProgress,
         batch: BatchReport,
         ended_ms: float,
-        ends: Mapping[TopicPartition, int],
+        ends: PartitionOffsets,
         now_ms: float,
     ) -> None:
         name, completion = stage.name, self.completion

@@ -108,7 +108,7 @@ class Queries:
         self.registry = QueryRegistry(progress, _log_event, knows_client)
         self.backpressure = Backpressure(quotas, on_change)
         self.running = RunningPipelines(
-            *(pipelines, self.registry, self.backpressure.of_client, quotas, instruments),
+            *(pipelines, self.registry, self.backpressure, quotas, instruments),
             on_change=on_change,
         )
         self.committer = Committer(self.registry, partial(KafkaClient, bootstrap))

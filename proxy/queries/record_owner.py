@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.backpressure import backpressure_record
-from proxy.pipeline.completion import LEDGER_RECORDS
+from proxy.pipeline.ledger import LEDGER_RECORDS
 from proxy.pipeline.nodes import FLOW_RECORDS
 from proxy.progress.progress_records import FORMAT as PROGRESS
 from proxy.progress.progress_records import ReadRecords, read_records

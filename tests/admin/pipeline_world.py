@@ -10,13 +10,13 @@ from parts.lone_pipeline import lone_pipeline
 from spark_world import SparkWorld
 
 from proxy.pipeline.completion import Completion, StageBatch
-from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.graph import (
     PendingLimit,
     PipelineSettings,
     SourceSettings,
     StageSettings,
 )
+from proxy.pipeline.ledger import TopicRange
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.state import Journal
 

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
+from proxy.backpressure.backpressure import Backpressure
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import ProgressSettings
@@ -16,7 +17,7 @@ def lone_pipeline(settings: PipelineSettings, now_ms: float, now_s: float) -> Ru
     registry = QueryRegistry(ProgressSettings(), lambda _: None, lambda _: True)
     quotas = QuotaManager(QuotaSettings(), Instruments(CollectorRegistry()))
     return RunningPipeline(
-        *(PipelineGraph(settings), registry, lambda _: (), quotas),
+        *(PipelineGraph(settings), registry, Backpressure(quotas), quotas),
         Journal(),
         now_ms=now_ms,
         now_s=now_s,

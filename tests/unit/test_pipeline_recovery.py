@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from proxy.pipeline.completion import LATE_MS, Completion
-from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
+from proxy.pipeline.ledger import TopicRange
 from proxy.state import Journal
 
 LOADED_MS = 1000.0

@@ -8,15 +8,19 @@ from backpressure_parts import INTERVAL_MS, adaptive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.batch_cost import (
+from proxy.backpressure.cost import (
     FIRST_NOISE,
+    GROWTH,
     LEAST_NOISE,
+    LONGEST,
     MOST_NOISE,
+    PROBE,
+    WORTHWHILE,
     BatchCost,
+    CostEstimator,
     CostState,
     FinishedBatch,
 )
-from proxy.backpressure.cost import GROWTH, LONGEST, PROBE, WORTHWHILE, CostEstimator
 
 MIN_RATE = 1.0
 MOST = 1e6

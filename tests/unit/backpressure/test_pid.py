@@ -7,8 +7,7 @@ from backpressure_parts import adaptive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.batch_cost import FinishedBatch
-from proxy.backpressure.cost import PidEstimator
+from proxy.backpressure.cost import FinishedBatch, PidEstimator
 
 
 class Transcription:

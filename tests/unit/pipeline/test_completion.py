@@ -20,9 +20,17 @@ from proxy.pipeline.completion import (
     Completion,
     StageBatch,
 )
-from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
 from proxy.pipeline.graph import PendingLimit
-from proxy.pipeline.ledger import BUCKETS, TIMED_OUT, Ledger, SourceBatch, WallTime
+from proxy.pipeline.ledger import (
+    BUCKETS,
+    MAX_EDGES,
+    TIMED_OUT,
+    EdgeTable,
+    Ledger,
+    SourceBatch,
+    TopicRange,
+    WallTime,
+)
 from proxy.state import Journal
 
 TIMEOUT_MS = 600_000.0
@@ -76,7 +84,9 @@ def outcome(end):
 
 
 def told(completion):
-    return [(end.owner.stage, end.owner.batch, *outcome(end)) for end in completion.take_ended()]
+    return [
+        (end.owner.stage, end.owner.batch, *outcome(end)) for end in completion.ledger.take_ended()
+    ]
 
 
 def document_of(completion):
@@ -205,7 +215,7 @@ def test_tells_owner_and_times():
     completion = make()
     completion.stage_batch(batch("one", 4, "A0:0-1", "B0:0-1", 5.0, size_bytes=77), 10.0)
     completion.stage_batch(batch("two", 1, "B0:0-1", "", 11.0), 12.0)
-    (end,) = completion.take_ended()
+    (end,) = completion.ledger.take_ended()
     assert (end.owner.size_bytes, end.started_ms, end.ended_ms) == (77, 5.0, 12.0)
 
 
@@ -252,8 +262,8 @@ class TestBadInput:
         completion = make()
         completion.stage_batch(batch("one", 1, "A0:0-10", "B0:0-5"), 1.0)
         (root,) = completion.ledger.roots.keys()
-        completion.fail(root, "error", 2.0)
-        completion.fail(root, "error", 2.0)
+        completion.ledger.fail(root, "error", 2.0)
+        completion.ledger.fail(root, "error", 2.0)
         assert told(completion) == [("one", 1, "failed", "error")]
         completion.stage_batch(batch("two", 1, "B0:0-5", "C0:0-2"), 3.0)
         assert completion.counts.late_acks == 1
@@ -470,7 +480,7 @@ def test_edges_of_roots_that_timed_out_do_not_stay_for_ever():
         )
     completion.journal.take()
     completion.tick(1.0 + TIMEOUT_MS * BUCKETS)
-    assert len(completion.take_ended()) == SWEEP_AT
+    assert len(completion.ledger.take_ended()) == SWEEP_AT
     assert (completion.edges.size, completion.edges.anchors) == (0, {})
     records, deletes = completion.journal.take()
     assert records == []
@@ -555,7 +565,7 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
             completion.stage_batch(one, lineage.now_ms)
 
     def check():
-        ended.extend(completion.take_ended())
+        ended.extend(completion.ledger.take_ended())
         assert all(end.reason == "" for end in ended)
         owners = [(end.owner.stage, end.owner.batch) for end in ended]
         assert len(set(owners)) == len(owners)

@@ -9,7 +9,7 @@ from pipeline_parts import graph, snapshot, stage
 from proxy.admin.document_models import Moment
 from proxy.admin.pipeline_documents import COMPLETION
 from proxy.pipeline.completion import PIPELINE_CHANGED, Completion, StageBatch
-from proxy.pipeline.edges import TopicRange
+from proxy.pipeline.ledger import TopicRange
 from proxy.state import Journal, MemoryStore, Record
 
 TIMEOUT_MS = 1_000.0
@@ -103,7 +103,7 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
                 one.idle(what, at_ms)
             elif kind == "fail":
                 for root in sorted(one.ledger.roots.keys())[:1]:
-                    one.fail(root, "error", at_ms)
+                    one.ledger.fail(root, "error", at_ms)
             else:
                 one.tick(at_ms)
         records, deletes = restarted.journal.take()
@@ -111,7 +111,7 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
         assert stored(store, restarted) == written(snapshot(restarted))
         expected = [
             (end.root, end.owner, end.started_ms, end.ended_ms, end.reason)
-            for end in steady.take_ended()
+            for end in steady.ledger.take_ended()
         ]
         assert [
             (
@@ -119,7 +119,7 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
                 *(end.started_ms + started_ms, end.ended_ms + started_ms),
                 end.reason,
             )
-            for end in restarted.take_ended()
+            for end in restarted.ledger.take_ended()
         ] == expected
         assert restarted.ledger.roots.keys() == steady.ledger.roots.keys()
         for name in ("pending_batches", "pending_bytes"):
@@ -219,7 +219,7 @@ def test_what_an_earlier_program_wrote_is_taken_up_and_ends_as_it_would_have():
     ]
     for stage_name, read, wrote in batches:
         completion.stage_batch(StageBatch(stage_name, 3, read, wrote, 6.0), 7.0)
-    ended = [(end.owner.batch, end.reason) for end in completion.take_ended()]
+    ended = [(end.owner.batch, end.reason) for end in completion.ledger.take_ended()]
     assert ended == [(3, ""), (1, "")]
 
 
@@ -299,7 +299,7 @@ def test_records_of_a_newer_program_are_left_alone():
 def test_a_pipeline_that_changed_meanwhile_fails_what_waited_there(stages):
     completion = make(Random(2), now_ms=10.0, stages=stages)
     completion.load(snapshot(busy()), 10.0)
-    (end,) = completion.take_ended()
+    (end,) = completion.ledger.take_ended()
     assert (end.owner.batch, end.reason) == (1, PIPELINE_CHANGED)
     assert completion.ledger.pending_batches == 0
 
@@ -309,7 +309,7 @@ def test_the_time_while_it_was_away_counts():
     completion = make(Random(2), now_ms=5 * TIMEOUT_MS)
     completion.load(records, 5 * TIMEOUT_MS)
     completion.tick(5 * TIMEOUT_MS)
-    assert [end.reason for end in completion.take_ended()] == ["timed_out"]
+    assert [end.reason for end in completion.ledger.take_ended()] == ["timed_out"]
 
 
 def test_the_document_is_json():

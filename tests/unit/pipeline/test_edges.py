@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.edges import MAX_DONE_RANGES, EdgeTable, TopicRange, merged
+from proxy.pipeline.ledger import MAX_DONE_RANGES, EdgeTable, TopicRange, merged
 
 KEY = ("two", "B", 0)
 OTHER = ("two", "B", 1)

@@ -16,8 +16,31 @@ OWNER = SourceBatch("one", 7, 100)
 MAX_TREE = 12
 
 
+class Telling(Ledger):
+    """A ledger that says what a call has ended."""
+
+    def init(self, *given):
+        super().init(*given)
+        return self.ended()
+
+    def ack(self, *given):
+        super().ack(*given)
+        return self.ended()
+
+    def fail(self, *given):
+        super().fail(*given)
+        return self.ended()
+
+    def tick(self, now_ms):
+        super().tick(now_ms)
+        return self.take_ended()
+
+    def ended(self):
+        return next(iter(self.take_ended()), None)
+
+
 def make(timeout_ms=TIMEOUT_MS, random=None, wall=None):
-    return Ledger(timeout_ms, random or Random(1), wall or WallTime(0.0), lambda *_: None)
+    return Telling(timeout_ms, random or Random(1), wall or WallTime(0.0), lambda *_: None)
 
 
 def test_the_worked_example():

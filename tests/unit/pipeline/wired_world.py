@@ -108,7 +108,7 @@ class WiredWorld(QueryWorld):
         self.pipelines = RunningPipelines(
             self.config.pipelines,
             self.registry,
-            self.backpressure.of_client,
+            self.backpressure,
             self.quotas,
             self.instruments,
             on_change=lambda: None,

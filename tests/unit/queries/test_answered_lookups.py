@@ -30,7 +30,7 @@ class AnsweringWorld(QueryWorld):
         self.open_queries(configured("orders", **settings))
         self.names = TopicNames()
         pipelines = RunningPipelines(
-            *((), self.registry, self.backpressure.of_client, self.quotas, self.instruments),
+            *((), self.registry, self.backpressure, self.quotas, self.instruments),
             on_change=lambda: None,
         )
         turns = ReportTurns(Slices())

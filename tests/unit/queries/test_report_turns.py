@@ -31,7 +31,7 @@ class TurnsWorld(QueryWorld):
         super().__init__(*rules)
         self.open_queries(configured("orders", "others"))
         pipelines = RunningPipelines(
-            *((), self.registry, self.backpressure.of_client, self.quotas, self.instruments),
+            *((), self.registry, self.backpressure, self.quotas, self.instruments),
             on_change=lambda: None,
         )
         self.turns = ReportTurns(Slices(0.0))
