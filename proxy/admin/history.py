@@ -8,7 +8,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.admin.pages import Largest
 from proxy.quota.entities import QuotaKind
 from proxy.quota.meter import Meter
-from proxy.quota.meters import Clock, MeasuredRate
+from proxy.quota.meters import Clock
 from proxy.state import Document
 
 HISTORY_INTERVAL_MS = 5_000.0  # between two samples
@@ -29,7 +29,7 @@ class History:
     sensor when it is asked for the next.
     """
 
-    def __init__(self, readings: Callable[[Clock], Iterable[MeasuredRate]]) -> None:
+    def __init__(self, readings: Callable[[Clock], Iterable[tuple[Meter, float]]]) -> None:
         self._readings = readings
         self._series: dict[SensorKey, Series] = {}
         self._next_ms: float | None = None
@@ -46,17 +46,17 @@ class History:
     def sample(self, clock_ms: Clock) -> Iterator[None]:
         """Take a sample in small steps, between which `document` may be called."""
         highest: Largest[tuple[SensorKey, Series]] = Largest(MAX_SERIES)
-        for measured in self._readings(clock_ms):
-            key = measured.entity, measured.kind
+        for meter, measured in self._readings(clock_ms):
+            key = meter.entity, meter.kind
             before = self._series.get(key, ())
-            if before or measured.rate > 0:
-                series = *before[1 - SAMPLES :], (measured.rate, measured.bound)
+            if before or measured > 0:
+                series = *before[1 - SAMPLES :], (measured, meter.shown_bound)
                 peak = max(rate / bound for rate, bound in series)
                 highest.add((peak, len(before) > 0), (key, series))
             yield
         self._series = dict(highest.descending())
 
-    def document(self, of: MeasuredRate | Meter) -> dict[str, object] | None:
+    def document(self, of: Meter) -> dict[str, object] | None:
         """Return the samples of a sensor for JSON, or None when there are none.
 
         `rates` has one figure for each `interval_s`, the oldest first and the last of the latest

@@ -5,14 +5,28 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from metrics import Instruments, Registry
+from metrics.exposition import FigureRows, FigureTable
 
 from .entities import ClientIdentity, QuotaKind
 from .lease import Lease
 from .meter import AdaptedBound, Meter, sensor_name
 from .rules import Match, QuotaSettings, Rule, RuleTable
+
+OF_SENSORS = FigureTable(
+    ("quota_entity", "quota"),
+    {
+        "rate_bytes": (
+            "Measured rate of a quota's entity: bytes per second, or percent.",
+            lambda meter, now_ms: meter.metric.measure(now_ms),
+        ),
+        "bound_bytes": (
+            "Bound that the quota sets for the measured value, in the same unit.",
+            lambda meter, _: meter.bound,
+        ),
+    },
+)
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
 Clock = Callable[[], float]
@@ -41,15 +55,6 @@ def longest(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
     """Return the charge with the latest due time: quotas never add up. None if none holds."""
     holding = (charge for charge in charges if charge is not None)
     return max(holding, key=lambda charge: charge.due_ms, default=None)
-
-
-class MeasuredRate(NamedTuple):
-    """What one sensor measures, in bytes per second or percent."""
-
-    entity: str
-    kind: QuotaKind
-    rate: float
-    bound: float
 
 
 class Meters:
@@ -153,13 +158,15 @@ class Meters:
             meter.take_back(now_ms)
             meter.adapt(self._adapted.get(name), now_ms)
 
-    def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
-        """Yield what each sensor measures, for a fraction of the cost of `rows`."""
+    def measured_rates(self, clock_ms: Clock) -> Iterator[tuple[Meter, float]]:
+        """Yield each sensor with what it measures, for a fraction of the cost of `rows`."""
         self.take_all_back(clock_ms)
         for meter in self.registry:
-            if not meter.retired:
-                rate = meter.metric.measure(clock_ms())
-                yield MeasuredRate(meter.entity, meter.kind, rate, meter.shown_bound)
+            yield meter, meter.metric.measure(clock_ms())
+
+    def figure_rows(self) -> FigureRows:
+        """Return the sensors with their labels; who has gone when it is its turn is left out."""
+        return (((each.entity, str(each.kind)), each) for each in self.registry)
 
     def lends(self, meter: Meter, now_ms: float, *, holds: bool) -> bool:
         """Have a sensor lend what it has room for; return whether it does. See `Meter.lends`."""
@@ -217,7 +224,7 @@ class Meters:
         # A handle in use renews its sensors at the next charge. One that does not has nothing to
         # lose as soon as the history is empty.
         for meter in self.registry:
-            is_outdated = meter.generation != self.generation and not meter.retired
+            is_outdated = meter.generation != self.generation
             drop = is_outdated and not meter.has_history(now_ms)
             if drop:
                 self.registry.remove(meter.name)

@@ -10,24 +10,25 @@ from hypothesis import strategies as st
 
 from proxy.admin import history as history_module
 from proxy.admin.history import HISTORY_INTERVAL_MS, History
-from proxy.quota.meters import MeasuredRate
+from proxy.quota.meter import Meter
+from proxy.quota.rules import Rule
 
 START_MS = 1000.0
 ENTITIES = "abcdefgh"
 INTERVAL_MS = HISTORY_INTERVAL_MS
 
 
-def row(entity: str, rate: float, bound: float = 100.0) -> MeasuredRate:
-    return MeasuredRate(entity, CONSUMER, rate, bound)
+def row(entity: str, rate: float, bound: float = 100.0) -> tuple[Meter, float]:
+    return Meter(CONSUMER, entity, Rule(client_id=entity, bounds={CONSUMER: bound})), rate
 
 
 class Rows:
     """What is measured, until it is changed."""
 
-    def __init__(self, *rows: MeasuredRate) -> None:
+    def __init__(self, *rows: tuple[Meter, float]) -> None:
         self.now = list(rows)
 
-    def __call__(self, _: Callable[[], float]) -> list[MeasuredRate]:
+    def __call__(self, _: Callable[[], float]) -> list[tuple[Meter, float]]:
         return self.now
 
 
@@ -60,7 +61,7 @@ def test_the_document_has_rates_and_the_changes_of_the_bound(monkeypatch: pytest
     for step, (rate, bound) in enumerate([(9, 5), (1, 10), (2, 10), (3.04, 20), (4, 20)]):
         rows.now = [row("a", rate, bound)]
         tick(history, START_MS + step * INTERVAL_MS)
-    assert history.document(rows.now[0]) == {
+    assert history.document(rows.now[0][0]) == {
         "interval_s": 5.0,
         "rates": [1, 2, 3.0, 4],
         "bounds": [(0, 10), (2, 20)],
@@ -71,15 +72,15 @@ def test_idle_sensors_are_not_taken_in_and_gone_ones_are_forgotten():
     rows = Rows(row("idle", 0.0), row("busy", 1.0))
     history = History(rows)
     tick(history, START_MS)
-    assert history.document(row("idle", 0.0)) is None
+    assert history.document(row("idle", 0.0)[0]) is None
     rows.now = [row("busy", 0.0)]
     tick(history, START_MS + INTERVAL_MS)
-    document = history.document(row("busy", 0.0))
+    document = history.document(row("busy", 0.0)[0])
     assert document is not None
     assert document["rates"] == [1.0, 0.0]
     rows.now = []
     tick(history, START_MS + 2 * INTERVAL_MS)
-    assert history.document(row("busy", 0.0)) is None
+    assert history.document(row("busy", 0.0)[0]) is None
 
 
 @given(
@@ -96,7 +97,7 @@ def test_those_closest_to_their_bound_stay(steps: list[dict[str, float]]):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(history_module, "MAX_SERIES", 3)
             tick(history, START_MS + step * INTERVAL_MS)
-        kept = {each for each in ENTITIES if history.document(row(each, 0.0)) is not None}
+        kept = {each for each in ENTITIES if history.document(row(each, 0.0)[0]) is not None}
         assert len(kept) <= 3
         assert kept <= rates.keys()
         peaks = {
@@ -114,10 +115,8 @@ def test_it_samples_a_real_manager():
         world.now_ms += 1000.0
         send(4 * MIB)
         tick(world.history, world.now_ms)
-    (measured,) = (
-        each for each in world.quotas.measured_rates(lambda: world.now_ms) if each.kind is CONSUMER
-    )
-    document = world.history.document(measured)
+    (meter,) = (each for each in world.quotas.registry if each.kind is CONSUMER)
+    document = world.history.document(meter)
     assert document is not None
     rates = document["rates"]
     assert isinstance(rates, list)
