@@ -3,10 +3,10 @@
 Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monotonic milliseconds.
 """
 
-from .exposition import DroppedLogLines, SensorCollector, join_scrapes
+from .exposition import DroppedLogLines, join_scrapes
 from .instruments import BoundedLabels, Instruments, MemberInstruments, UsageInstruments
 from .lock_free import CounterChild, HistogramChild
-from .sensor import Metric, MetricName, QuotaViolation, Registry, RegistryFull, Sensor
+from .sensor import Metric, QuotaViolation, Registry, RegistryFull, Sensor
 from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
 
 __all__ = [
@@ -19,14 +19,12 @@ __all__ = [
     "MemberInstruments",
     "Metric",
     "MetricConfig",
-    "MetricName",
     "Quota",
     "QuotaViolation",
     "Rate",
     "Registry",
     "RegistryFull",
     "Sensor",
-    "SensorCollector",
     "UsageInstruments",
     "WindowedSum",
     "join_scrapes",

@@ -1,6 +1,6 @@
-"""Show sensors, and figures of things that come and go, to Prometheus.
+"""Show figures of things that come and go, and the scrapes of several members as one.
 
-Each scrape looks at those that are there. The scrapes of several members are shown as one.
+Each scrape looks at the things that are there.
 """
 
 from __future__ import annotations
@@ -14,18 +14,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .sensor import Metric, Registry, Sensor
-
 PREFIX = "kafka_quota_proxy_"
 OTHER = "other"
 """Value of an open label once there are too many sets."""
 
-BOUND_METRIC = "bound_bytes"
-BOUND_HELP = "Bound that the quota sets for the measured value, in the same unit."
-
 _HELP = b"# HELP "
-
-Labels = tuple[tuple[str, str], ...]
 
 TOTAL = "_total"
 HIGHEST = "_seconds"
@@ -88,53 +81,6 @@ class DroppedLogLines(Collector):
         """Return the family with its one sample."""
         name, meaning = f"{PREFIX}log_lines_dropped", "Log lines that could not be written."
         return (CounterMetricFamily(name, meaning, value=self._count()),)
-
-
-class SensorCollector(Collector):
-    """Measures every sensor at each scrape: one gauge family per metric name.
-
-    Each metric with a quota has a sample in the family `bound_bytes` as well. Of two with the same
-    name and labels the earlier one is shown. `clock_ms` is the clock that the sensors are fed with.
-    Scrape in the thread that records: measuring drops old samples.
-    """
-
-    def __init__(self, registry: Registry[Any], clock_ms: Callable[[], float]) -> None:
-        self._registry = registry
-        self._clock_ms = clock_ms
-
-    def collect(self) -> Iterable[Family]:
-        """Return the families; none while there are no sensors.
-
-        A sensor is measured when its sample is read, which can be done once, and left out if it has
-        gone by then. So other work may be done between two.
-        """
-        sensors = tuple(self._registry)
-        helps: dict[str, str] = {}
-        for sensor in sensors:
-            for metric in sensor.metrics:
-                name = metric.name
-                if name.name not in helps:
-                    helps[name.name] = name.description
-                if BOUND_METRIC not in helps and metric.config.quota is not None:
-                    helps[BOUND_METRIC] = BOUND_HELP
-        for shown, text in helps.items():
-            yield streamed(PREFIX + shown, text, "gauge", self._samples(shown, sensors))
-
-    def _samples(self, name: str, sensors: tuple[Sensor, ...]) -> Iterator[Sample]:
-        shown: set[Labels] = set()
-        for sensor in sensors:
-            for metric in () if sensor.retired else sensor.metrics:
-                labels = metric.name.labels
-                value = None if labels in shown else self._value(metric, name)
-                if value is not None:
-                    shown.add(labels)
-                    yield Sample(PREFIX + name, dict(labels), value)
-
-    def _value(self, metric: Metric, name: str) -> float | None:
-        quota = metric.config.quota
-        if name == BOUND_METRIC:
-            return quota.bound if quota is not None else None
-        return metric.measure(self._clock_ms()) if metric.name.name == name else None
 
 
 class FigureTable(NamedTuple):

@@ -6,7 +6,6 @@ Sensors are kept by name: bounded in number, and only while they are in use.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Generic, TypeVar
@@ -20,36 +19,25 @@ COMPACT_AT_ENTRIES = 64
 """With fewer entries more than sensors, those of removed sensors are not worth the work."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricName:
-    """A metric's name and labels."""
-
-    name: str
-    """In Prometheus' spelling, without the product's prefix: `rate_bytes`."""
-    description: str
-    labels: tuple[tuple[str, str], ...] = ()
-    """Pairs of label and value; the same labels in the same order for all of one name."""
-
-
 class QuotaViolation(Exception):  # noqa: N818 - Kafka's word; it is an outcome, not a failure
     """A measured value is outside its quota. The value that led to it has been recorded."""
 
-    def __init__(self, metric_name: MetricName, value: float, bound: float) -> None:
+    def __init__(self, metric_name: str, value: float, bound: float) -> None:
         super().__init__(metric_name, value, bound)
         self.metric_name = metric_name
         self.value = value
         self.bound = bound
 
     def __str__(self) -> str:
-        return f"{self.metric_name.name} is {self.value:g}, its bound {self.bound:g}"
+        return f"{self.metric_name} is {self.value:g}, its bound {self.bound:g}"
 
 
 class Metric:
-    """One stat of a sensor under its name."""
+    """One stat of a sensor under its name, such as `rate_bytes`."""
 
     __slots__ = ("config", "name", "stat")
 
-    def __init__(self, name: MetricName, stat: WindowedSum, config: MetricConfig) -> None:
+    def __init__(self, name: str, stat: WindowedSum, config: MetricConfig) -> None:
         self.name = name
         self.stat = stat
         self.config = config
@@ -80,12 +68,11 @@ class Sensor:
         self.room: Room | None = None
         """Of the only metric; None when there are more, or its stat knows none."""
 
-    def add(self, metric_name: MetricName, stat: WindowedSum, config: MetricConfig) -> Metric:
+    def add(self, name: str, stat: WindowedSum, config: MetricConfig) -> Metric:
         """Feed `stat` from now on; return its metric. Raises ValueError when there is this one."""
-        key = (metric_name.name, metric_name.labels)
-        if any((metric.name.name, metric.name.labels) == key for metric in self.metrics):
-            raise ValueError(f"sensor {self.name!r} already has a metric {key!r}")
-        metric = Metric(metric_name, stat, config)
+        if any(metric.name == name for metric in self.metrics):
+            raise ValueError(f"sensor {self.name!r} already has a metric {name!r}")
+        metric = Metric(name, stat, config)
         self.metrics = (*self.metrics, metric)
         self.room = None
         return metric
@@ -205,8 +192,11 @@ class Registry(Generic[S]):
         return name in self._sensors
 
     def __iter__(self) -> Iterator[S]:
-        """Iterate over the sensors of this moment; changes during the loop are safe."""
-        return iter(tuple(self._sensors.values()))
+        """Iterate over the sensors of this moment, but for those that have gone when it is theirs.
+
+        Changes during the loop are safe.
+        """
+        return (each for each in tuple(self._sensors.values()) if not each.retired)
 
     def __len__(self) -> int:
         return len(self._sensors)

@@ -20,10 +20,10 @@ from metrics import (
     DroppedLogLines,
     Instruments,
     MemberInstruments,
-    SensorCollector,
     UsageInstruments,
 )
 from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.exposition import FigureCollector
 from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
@@ -45,6 +45,7 @@ from proxy.progress.query_registry import owns_all
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meters import OF_SENSORS
 from proxy.quota.rule_registry import KeptChange, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule
 from proxy.quota.validation import selector
@@ -114,7 +115,8 @@ class MemberProcess:
         instruments.build_info.labels(VERSION).set(1)
         self.quotas = QuotaManager(settings, instruments)
         self.quotas.on_overflow, self.quotas.on_state = _log_overflow, _log_state
-        self.metrics.register(SensorCollector(self.quotas.registry, clock_ms))
+        sensors = ((OF_SENSORS, self.quotas.figure_rows),)
+        self.metrics.register(FigureCollector(sensors, clock_ms, sys.maxsize))
         self.metrics.register(DroppedLogLines(lambda: log_queue.dropped))
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self.metrics.register(collector)

@@ -46,11 +46,11 @@ class History:
     def sample(self, clock_ms: Clock) -> Iterator[None]:
         """Take a sample in small steps, between which `document` may be called."""
         highest: Largest[tuple[SensorKey, Series]] = Largest(MAX_SERIES)
-        for meter, rate_now in self._readings(clock_ms):
+        for meter, measured in self._readings(clock_ms):
             key = meter.entity, meter.kind
             before = self._series.get(key, ())
-            if before or rate_now > 0:
-                series = *before[1 - SAMPLES :], (rate_now, meter.shown_bound)
+            if before or measured > 0:
+                series = *before[1 - SAMPLES :], (measured, meter.shown_bound)
                 peak = max(rate / bound for rate, bound in series)
                 highest.add((peak, len(before) > 0), (key, series))
             yield

@@ -166,7 +166,7 @@ class QuotaManager(Meters):
         """
         for meter in self.registry:
             client, now_ms, owed_ms = meter.used_by, clock_ms(), 0.0
-            if not (meter.is_overflow or meter.retired) and meter.leased is None:
+            if not meter.is_overflow and meter.leased is None:
                 owed_ms = meter.debt_ms(now_ms)
             if client is None or owed_ms <= least_ms or not covers(client):
                 yield None

@@ -7,18 +7,14 @@ from typing import NamedTuple
 
 import prometheus_client
 
-from metrics import Metric, MetricConfig, MetricName, Quota, Rate, Sensor, WindowedSum
+from metrics import Metric, MetricConfig, Quota, QuotaViolation, Rate, Sensor, WindowedSum
 from metrics.clock import MS_PER_SECOND
-from metrics.sensor import QuotaViolation
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, TURNS_ROUND_MS, Gate
 from .pacer import MAX_CARRY_MS, AdaptivePacer, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
 from .turns import Step, TurnPath
-
-RATE_METRIC = "rate_bytes"
-RATE_HELP = "Measured rate of a quota's entity: bytes per second, or percent."
 
 LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
 """Sums reach back a minute, and up to one window further."""
@@ -174,9 +170,7 @@ class Meter(Sensor):
 
     def __post_init__(self) -> None:
         Sensor.__init__(self, sensor_name(self.kind, self.entity))
-        labels = (("quota_entity", self.entity), ("quota", str(self.kind)))
-        name = MetricName(RATE_METRIC, RATE_HELP, labels)
-        self.metric = self.add(name, self.rate, MetricConfig())
+        self.metric = self.add("rate_bytes", self.rate, MetricConfig())
         self.pacer = Pacer(self.rule.ceilings[self.kind], 0.0)
         self.gate = Gate(self.pacer, self._allowance_ms)
 

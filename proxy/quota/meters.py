@@ -7,10 +7,25 @@ from dataclasses import dataclass
 from itertools import islice
 
 from metrics import Instruments, Registry
+from metrics.exposition import FigureRows, FigureTable
 
 from .entities import ClientIdentity, QuotaKind
 from .meter import AdaptedBound, Lease, Meter, sensor_name
 from .rules import Match, QuotaSettings, Rule, RuleTable
+
+OF_SENSORS = FigureTable(
+    ("quota_entity", "quota"),
+    {
+        "rate_bytes": (
+            "Measured rate of a quota's entity: bytes per second, or percent.",
+            lambda meter, now_ms: meter.metric.measure(now_ms),
+        ),
+        "bound_bytes": (
+            "Bound that the quota sets for the measured value, in the same unit.",
+            lambda meter, _: meter.bound,
+        ),
+    },
+)
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
 Clock = Callable[[], float]
@@ -146,8 +161,11 @@ class Meters:
         """Yield each sensor with what it measures, for a fraction of the cost of `rows`."""
         self.take_all_back(clock_ms)
         for meter in self.registry:
-            if not meter.retired:
-                yield meter, meter.metric.measure(clock_ms())
+            yield meter, meter.metric.measure(clock_ms())
+
+    def figure_rows(self) -> FigureRows:
+        """Return the sensors with their labels; who has gone when it is its turn is left out."""
+        return (((each.entity, str(each.kind)), each) for each in self.registry)
 
     def lends(self, meter: Meter, now_ms: float, *, holds: bool) -> bool:
         """Have a sensor lend what it has room for; return whether it does. See `Meter.lends`."""
@@ -205,7 +223,7 @@ class Meters:
         # A handle in use renews its sensors at the next charge. One that does not has nothing to
         # lose as soon as the history is empty.
         for meter in self.registry:
-            is_outdated = meter.generation != self.generation and not meter.retired
+            is_outdated = meter.generation != self.generation
             drop = is_outdated and not meter.has_history(now_ms)
             if drop:
                 self.registry.remove(meter.name)

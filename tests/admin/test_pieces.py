@@ -2,11 +2,11 @@
 
 from admin_world import CONSUMER, HOSTILE, MIB, AdminWorld, Ask
 from aiohttp.helpers import DEFAULT_CHUNK_SIZE
+from parts.quota_world import sensor_collector
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from metrics import SensorCollector
 from metrics.member_names import ONLY_MEMBER
 from proxy.admin.replies import SAMPLES_AT_ONCE, scrape_pieces
 from proxy.quota.entities import ClientIdentity
@@ -18,7 +18,7 @@ class Measured(AdminWorld):
 
     def __init__(self) -> None:
         super().__init__((Rule(client_id="<default>", bounds={CONSUMER: MIB}),))
-        self.prometheus.register(SensorCollector(self.sensors, lambda: self.now_ms))
+        self.prometheus.register(sensor_collector(self.quotas, lambda: self.now_ms))
         self.names = [*(f"client-{n}" for n in range(3 * SAMPLES_AT_ONCE)), HOSTILE, 'a"\n\\b']
         for name in self.names:
             self.connect(name)(20 * MIB)

@@ -12,16 +12,16 @@ from dashboard_queries import DASHBOARDS, dashboard_queries, panels
 from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 
 from metrics import DroppedLogLines, Instruments, MemberInstruments, UsageInstruments
-from metrics.exposition import BOUND_METRIC, PREFIX, FigureCollector
+from metrics.exposition import FigureCollector
 from proxy.backpressure.backpressure import OF_BOUNDS
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
+from proxy.quota.meters import OF_SENSORS
 
 ALERTS = yaml.safe_load((CHART / "rules" / "alerts.yaml").read_text())
 GRID_COLUMNS = 24
-RATE_METRIC = "rate_bytes"
 
 
 @pytest.fixture(scope="session")
@@ -33,11 +33,11 @@ def exposed() -> set[str]:
     UsageInstruments(registry)
     book = QueryRegistry(ProgressSettings(), lambda _: None, lambda _: True)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
-    tables = [(table, tuple) for table in (OF_BOUNDS, OF_PIPELINES, OF_NODES)]
+    tables = [(table, tuple) for table in (OF_SENSORS, OF_BOUNDS, OF_PIPELINES, OF_NODES)]
     registry.register(FigureCollector(tables, lambda: 0.0, 1))
     registry.register(DroppedLogLines(int))
     families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]
-    names = {"up", PREFIX + RATE_METRIC, PREFIX + BOUND_METRIC}
+    names = {"up"}
     for family in families:
         names.add(family.name + ("_total" if family.type == "counter" else ""))
         if family.type == "histogram":

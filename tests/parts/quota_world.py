@@ -1,5 +1,6 @@
 """Real quotas on virtual time."""
 
+import sys
 from typing import Any
 
 from parts.sensor_views import SensorView, sensors_in_use
@@ -7,10 +8,16 @@ from parts.virtual_time import VirtualTime
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
+from metrics.exposition import FigureCollector
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meters import OF_SENSORS, Clock
 from proxy.quota.rules import QuotaSettings, Rule
+
+
+def sensor_collector(quotas: QuotaManager, clock_ms: Clock) -> FigureCollector:
+    return FigureCollector([(OF_SENSORS, quotas.figure_rows)], clock_ms, sys.maxsize)
 
 
 class QuotaWorld(VirtualTime):

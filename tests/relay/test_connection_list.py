@@ -109,8 +109,8 @@ async def test_one_that_an_operator_closes_ends_on_both_sides_and_owes_what_is_u
         assert await broker.ended() == b""
         assert rows(lab) == []
         assert lab.relay.list.close(row.number) is None
-        ((_, rate),) = lab.services.quotas.measured_rates(clock_ms)
-        assert rate > 0
+        ((_, measured),) = lab.services.quotas.measured_rates(clock_ms)
+        assert measured > 0
 
 
 async def test_one_that_closes_during_a_walk_is_left_out():

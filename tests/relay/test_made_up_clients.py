@@ -4,10 +4,10 @@ import re
 from collections import Counter
 
 import pytest
-from parts.quota_world import QuotaWorld
+from parts.quota_world import QuotaWorld, sensor_collector
 from prometheus_client import generate_latest
 
-from metrics import BoundedLabels, SensorCollector
+from metrics import BoundedLabels
 from metrics.clock import clock_ms
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.gate import FetchSizes, Waiter
@@ -36,7 +36,7 @@ class Proxy(QuotaWorld):
 
     def __init__(self, *rules: Rule, **settings) -> None:
         super().__init__(*rules, **settings)
-        self.prometheus.register(SensorCollector(self.sensors, lambda: self.now_ms))
+        self.prometheus.register(sensor_collector(self.quotas, lambda: self.now_ms))
         self.registry = ClientRegistry(self.instruments.bytes_total)
 
     def make_up(self, number: int) -> None:

@@ -17,7 +17,6 @@ from metrics import (
     DroppedLogLines,
     Instruments,
     MemberInstruments,
-    SensorCollector,
     UsageInstruments,
 )
 from metrics.exposition import PREFIX
@@ -34,9 +33,7 @@ from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.meters import OF_SENSORS
 from proxy.wire.layout import all_of
 
 ROOT = Path(__file__).parents[2]
@@ -63,15 +60,6 @@ MODELS: Mapping[tuple[str, str], Model[Any]] = {
 """By the pages of their tables, and what begins them there."""
 
 
-def _sensors(instruments: Instruments) -> SensorCollector:
-    """Return what a proxy with one bounded client shows of it."""
-    rule = Rule(client_id="etl", bounds={QuotaKind.CONSUMER_BYTE_RATE: 1.0})
-    manager = QuotaManager(QuotaSettings(rules=(rule,)), instruments)
-    client = manager.client(ClientIdentity("default", None, "etl"))
-    client.charge(QuotaKind.CONSUMER_BYTE_RATE, 1.0, 0.0)
-    return SensorCollector(manager.registry, lambda: 0.0)
-
-
 def _progress() -> ProgressCollector:
     """Return what a proxy shows that follows one partition, has had one batch and gives advice."""
     queries = QueryRegistry(configured("orders"), lambda _: None, lambda _: True)
@@ -94,10 +82,10 @@ def metric_rows() -> Iterator[InstrumentRow]:
     yield from instruments.rows
     yield from MemberInstruments(CollectorRegistry()).rows
     yield from UsageInstruments(CollectorRegistry()).rows
-    for labels, figures in (OF_BOUNDS, OF_PIPELINES, OF_NODES):
+    for labels, figures in (OF_SENSORS, OF_BOUNDS, OF_PIPELINES, OF_NODES):
         for name, (text, _) in figures.items():
             yield InstrumentRow(PREFIX + name, "gauge", labels, text)
-    for collector in (_sensors(instruments), _progress(), DroppedLogLines(int)):
+    for collector in (_progress(), DroppedLogLines(int)):
         for family in collector.collect():
             labels = tuple(name for name in next(iter(family.samples)).labels if name != "le")
             name = family.name + ("_total" if family.type == "counter" else "")

@@ -30,13 +30,13 @@ BUDGETS = {
     "proxy/config": Budget(2590, 2150),
     "proxy/relay": Budget(6530, 4300),
     "proxy/usage": Budget(1020, 1000),
-    "proxy/pipeline": Budget(3130, 2700),
-    "proxy/backpressure": Budget(2535, 1950),
-    "proxy/quota": Budget(5580, 3100),
+    "proxy/pipeline": Budget(3110, 2700),
+    "proxy/backpressure": Budget(2520, 1950),
+    "proxy/quota": Budget(5595, 3100),
     "proxy/progress": Budget(3725, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5550, 4430
+        5485, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(835, 650),
     "proxy/spark/usage": Budget(1580, 900),

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from metrics import (
     Count,
     MetricConfig,
-    MetricName,
     Quota,
     QuotaViolation,
     Rate,
@@ -17,8 +16,7 @@ from metrics import (
     WindowedSum,
 )
 
-RATE = MetricName("rate_bytes", "Bytes per second.", (("quota_entity", "client-id=etl"),))
-TOTAL = MetricName("total_bytes", "All responses.")
+RATE, TOTAL = "rate_bytes", "total_bytes"
 
 
 def throttled_sensor(bound=10.0):
@@ -93,9 +91,7 @@ def test_every_quota_is_checked_and_the_first_violated_one_is_told():
     sensor = Sensor("etl")
     sensor.add(RATE, Rate(), MetricConfig(samples=6, quota=Quota(1000)))
     sensor.add(TOTAL, WindowedSum(), MetricConfig(quota=Quota(60)))
-    sensor.add(
-        MetricName("count", "How many."), Count(), MetricConfig(quota=Quota(2, is_upper=False))
-    )
+    sensor.add("count", Count(), MetricConfig(quota=Quota(2, is_upper=False)))
 
     with pytest.raises(QuotaViolation) as caught:
         sensor.record(61, 0)
@@ -133,9 +129,7 @@ def test_a_metric_is_added_once():
     with pytest.raises(ValueError, match="already has a metric"):
         sensor.add(RATE, WindowedSum(), MetricConfig())
 
-    sensor.add(
-        dataclasses.replace(RATE, labels=(("quota_entity", "x"),)), WindowedSum(), MetricConfig()
-    )
+    sensor.add(TOTAL, WindowedSum(), MetricConfig())
     assert len(sensor.metrics) == 2
 
 

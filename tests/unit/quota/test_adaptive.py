@@ -5,9 +5,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parts.quota_world import QuotaWorld
+from parts.quota_world import QuotaWorld, sensor_collector
 
-from metrics import SensorCollector
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.pacer import LONGEST_HOLD, SAVED_INTERVALS
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
@@ -113,7 +112,7 @@ def test_the_lower_bound_is_in_force_at_once():
     world.adapt(200.0 * KB, 0)
     row = world.row()
     assert (row.bound, row.static_bound, row.reason) == (200.0 * KB, STATIC, WHY)
-    world.prometheus.register(SensorCollector(world.sensors, lambda: 0.0))
+    world.prometheus.register(sensor_collector(world.quotas, lambda: 0.0))
     labels = {"quota_entity": ENTITY, "quota": str(CONSUMER)}
     shown = world.prometheus.get_sample_value("kafka_quota_proxy_bound_bytes", labels)
     assert shown == 200.0 * KB

@@ -1,11 +1,10 @@
 """What the manager charges to whom, under rules that come and go."""
 
 import pytest
-from parts.quota_world import QuotaWorld
+from parts.quota_world import QuotaWorld, sensor_collector
 from parts.sensor_views import sensors_in_use
 from prometheus_client import generate_latest
 
-from metrics import SensorCollector
 from proxy.admin.sensor_rows import SHOWN_CLIENTS, row_groups
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.meter import QUIET_MS
@@ -390,8 +389,8 @@ def test_rows_and_readings_are_those_of_each_step():
     rows = sensors_in_use(world.quotas, lambda: world.now_ms)
     readings = world.quotas.measured_rates(lambda: 0.0)
     meter, rate = next(readings)
-    assert (meter.entity, meter.kind, rate) == ("client-id=a", CONSUMER, MB)
-    assert next(rows).rate == MB
+    assert (next(rows).rate, rate) == (MB, MB)
+    assert (meter.entity, meter.kind, meter.shown_bound) == ("client-id=a", CONSUMER, MB)
 
     world.now_ms = 20_000.0
     world.update()
@@ -698,7 +697,7 @@ def test_more_rules_at_run_time_leave_the_clients_their_places():
 def test_rate_and_bound_are_exposed_with_their_labels():
     world = ManagerWorld(ALL)
     world.client_quotas().charge(CONSUMER, 5 * MB, 0.0)
-    world.prometheus.register(SensorCollector(world.sensors, lambda: 0.0))
+    world.prometheus.register(sensor_collector(world.quotas, lambda: 0.0))
     text = generate_latest(world.prometheus).decode()
     labels = 'quota="consumer_byte_rate",quota_entity="client-id=c"'
     swapped = 'quota_entity="client-id=c",quota="consumer_byte_rate"'
