@@ -19,7 +19,7 @@ from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE
 from proxy.quota.lease import NS_PER_SECOND
-from proxy.relay.channel import Channel, ChannelLost
+from proxy.relay.channel import Channel, ChannelLost, Traffic
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lane import Lane
@@ -30,7 +30,6 @@ from proxy.relay.requests import RequestFlow
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
-from proxy.relay.traffic import Traffic
 from proxy.relay.visitor_eviction import LAST_HOLD_MS, VisitorEviction
 from proxy.wire.frames import RequestHead
 from proxy.wire.malformed import MalformedFrame, MalformedResponse

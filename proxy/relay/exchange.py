@@ -8,7 +8,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import InFlightFetch
 from proxy.quota.lease import Lease
 from proxy.quota.meters import ThrottleTime
-from proxy.relay.client_usage import SampleTurn
+from proxy.relay.clients import SampleTurn
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED, ApiTimes, ExchangeTimes

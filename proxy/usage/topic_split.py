@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TypeVar
 
-from proxy.relay.client_usage import TopicSampler
+from proxy.relay.clients import TopicSampler
 
 Part = TypeVar("Part")
 

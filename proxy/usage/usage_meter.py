@@ -1,6 +1,6 @@
 """Meters clients: reads the counters that there are, and makes a record of each for an interval.
 
-Nothing is counted for it but what `relay.client_usage` records. What a counter has counted is taken
+Nothing is counted for it but what `relay.clients` records. What a counter has counted is taken
 once, when it is read: the sum over all records is what the counters say, to the byte.
 """
 
@@ -16,7 +16,7 @@ from metrics.clock import MS_PER_SECOND
 from metrics.instruments import OTHER
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.rules import RuleTable
-from proxy.relay.client_usage import ClientUsage, Direction
+from proxy.relay.clients import ClientUsage, Direction
 from proxy.usage.topic_split import TopicShares, apportioned
 from proxy.usage.usage_record import UsageRecord, bucket_of
 from proxy.wire.apis import FETCH, PRODUCE, api_name
