@@ -101,7 +101,7 @@ class Member:
         """
         prepare_process()
         launched, relay, tier = self._launched, self._parts.relay, self._parts.tier
-        hot_restart = HotRestart(predecessor, relay.take_over, self._stop)
+        hot_restart = HotRestart(predecessor, relay.ports.take_over, self._stop)
         admin: list[socket.socket] = []
         site: AdminServer | None = None
         try:
@@ -188,7 +188,7 @@ class Member:
 
     def take_back(self) -> None:
         """Have new connections come here again: the successor that gets them hangs."""
-        self._parts.relay.take_back()
+        self._parts.relay.ports.take_back()
 
     def stopped(self) -> None:
         """Begin to stop: a successor serves."""
@@ -205,7 +205,7 @@ class Member:
 
     def addresses(self) -> Iterable[Address]:
         """Return where we listen."""
-        return [*self._parts.relay.addresses(), *self.admin.listening.addresses]
+        return [*self._parts.relay.ports.addresses(), *self.admin.listening.addresses]
 
     def _admin_sockets(self) -> list[socket.socket]:
         """Return sockets for the admin port that may be closed, as those of the launcher stay."""

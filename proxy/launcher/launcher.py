@@ -81,7 +81,7 @@ class Launcher:
         log_hints(self._config)
         hot_restart = HotRestart(predecessor, self._ports.take_over, self._stop)
         try:
-            self._ports.open(hot_restart.sharing_ports_with)
+            self._ports.open_all(hot_restart.sharing_ports_with)
             for each in self._ports.bootstrap_ports():
                 log_listening(*each)
             is_successor = predecessor is not None

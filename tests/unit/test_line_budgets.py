@@ -20,7 +20,7 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(320, 200),
-    "proxy/launcher": Budget(715, 400),
+    "proxy/launcher": Budget(676, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
     "proxy/tier": Budget(4215, 2350),
@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(875, 650),
     "proxy/admin": Budget(6675, 4250),
     "proxy/config": Budget(2630, 2150),
-    "proxy/relay": Budget(6498, 4300),
+    "proxy/relay": Budget(6490, 4300),
     "proxy/usage": Budget(1055, 1000),
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
