@@ -156,8 +156,9 @@ class ResponseFlow(FrameFlow):
         """See FrameFlow."""
         return self._walker is not None or super().mid_frame
 
-    def _sent_rest(self) -> None:
-        self._free_ms = clock_ms()
+    def _moved(self, _count: int, *, is_whole: bool) -> None:
+        if is_whole:
+            self._free_ms = clock_ms()
 
     def _open_lane(self, lane: Lane) -> None:
         is_free = lane.kinds and self._walker is None and self._pair.life.pauses is NO_PAUSE
