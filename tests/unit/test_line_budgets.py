@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(875, 650),
     "proxy/admin": Budget(6675, 4250),
     "proxy/config": Budget(2630, 2150),
-    "proxy/relay": Budget(6484, 4300),
+    "proxy/relay": Budget(6469, 4300),
     "proxy/usage": Budget(1055, 1000),
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
