@@ -75,7 +75,7 @@ class Member:
         self._store = parts.store
         self._debts = KeptDebts(config.state.kind, parts.quotas, parts.slices)
         self._reloader = Reloader(path, config, parts.apply, parts.health.record_load)
-        self.reload, self.take_back = self._reloader.request, parts.relay.take_back
+        self.reload, self.take_back = self._reloader.request, parts.relay.ports.take_back
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
         self._released = False
@@ -94,7 +94,7 @@ class Member:
         """
         prepare_process()
         launched, relay, tier = self._launched, self._parts.relay, self._parts.tier
-        hot_restart = HotRestart(predecessor, relay.take_over, stop)
+        hot_restart = HotRestart(predecessor, relay.ports.take_over, stop)
         admin: list[socket.socket] = []
         site: AdminServer | None = None
         try:
@@ -140,9 +140,8 @@ class Member:
                 await self._parts.tier.leave(for_successor=False)
             if not self._released:
                 await self.release()
-            await (
-                self._parts.admin.stop()
-            )  # a successor may have given this back, and not the state
+            # A successor may have given this back, and not the state.
+            await self._parts.admin.stop()
         finally:
             await self._parts.end()
 
@@ -183,7 +182,7 @@ class Member:
 
     def addresses(self) -> Iterable[Address]:
         """Return where we listen."""
-        return [*self._parts.relay.addresses(), *self._parts.admin.listening.addresses]
+        return [*self._parts.relay.ports.addresses(), *self._parts.admin.listening.addresses]
 
     def _admin_sockets(self) -> list[socket.socket]:
         """Return sockets for the admin port that may be closed, as those of the launcher stay."""

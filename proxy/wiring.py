@@ -50,8 +50,7 @@ from proxy.quota.rule_registry import KeptChange, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule
 from proxy.quota.validation import selector
 from proxy.relay.brokers import Brokers
-from proxy.relay.client_usage import ClientUsage
-from proxy.relay.clients import ClientRegistry
+from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.pump import MAX_PIPES
 from proxy.relay.relay import Relay
@@ -456,9 +455,7 @@ class MemberProcess:
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             await self._end_due()
-            self.services.outages.sweep(clock_ms())
-            self.services.log.sweep()
-            self.services.login_pace.sweep(clock_ms())
+            self.services.sweep()
             self._request_times.sample(clock_ms())
             await self.slices.collect(self.quotas.settling())
             await self.slices.collect(self.services.connection_quotas.settling())

@@ -4,8 +4,7 @@ The launcher keeps every socket: while a member is down, what connects to it wai
 """
 
 import socket
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -14,7 +13,7 @@ from proxy.config import Config, ListenerSection
 from proxy.config.endpoints import HostPort
 from proxy.hot_restart import bind_admin
 from proxy.relay.listener import SNI_PORT
-from proxy.relay.ports import close_all, open_ports, steer, take_over_port
+from proxy.relay.ports import SharedPorts
 from proxy.relay.relay import log_listening
 
 ADMIN = "admin"
@@ -24,7 +23,7 @@ MemberSockets = Mapping[str, Mapping[int | None, socket.socket]]
 """Sockets of one member by listener, and by broker, as `Listener.use` takes them."""
 
 
-class HostPorts:
+class HostPorts(SharedPorts):
     """The sockets of all members.
 
     All members share the bootstrap ports, with a socket for each, and the admin port, with one for
@@ -34,6 +33,7 @@ class HostPorts:
     """
 
     def __init__(self, config: Config) -> None:
+        super().__init__()
         self._config = config
         self._listeners: list[dict[str, dict[int | None, socket.socket]]] = []
         """Of each member."""
@@ -41,17 +41,10 @@ class HostPorts:
         """The shared port: for each address of its host."""
         self._own_admin: list[list[socket.socket]] = []
         """Of each member, one for each address of the host."""
-        self._groups: list[tuple[str, Sequence[socket.socket]]] = []
-        """All sockets: those that share a port, with the name of their listener."""
-        self._sharing_with: Collection[Address] | None = None
 
-    def open(self, sharing_with: Collection[Address] | None = None) -> None:
-        """Open all ports. Raises ListenerError, AdminError; then none is open.
-
-        `sharing_with` are the addresses of a process that is replaced: it shares its ports, and
-        gets all connections until `take_over`.
-        """
-        self._sharing_with = sharing_with
+    def open_all(self, sharing_with: Mapping[Address, int] | None = None) -> None:
+        """Open all ports, as SharedPorts. Raises ListenerError, AdminError; then none is open."""
+        self.sharing_with = sharing_with
         self._listeners = [{} for _ in range(self._config.worker_count)]
         try:
             for listener in self._config.listeners:
@@ -60,33 +53,6 @@ class HostPorts:
         except BaseException:
             self.close()
             raise
-
-    def take_over(self) -> None:
-        """Have new connections come here. Raises ListenerError."""
-        before = Counter(self._sharing_with)
-        for name, group in self._groups:
-            take_over_port(name, group, before)
-
-    def take_back(self) -> None:
-        """Have new connections come here again, and none to the one that took them over."""
-        for _, group in self._groups:
-            steer(group[0], 0, len(group))
-
-    def close(self) -> None:
-        """Close the launcher's copies; those that share a port in one go."""
-        for _, group in self._groups:
-            close_all(group)
-        self._groups.clear()
-
-    def addresses(self) -> Iterator[Address]:
-        """Yield where each socket listens."""
-        for sock in self.sockets():
-            yield sock.getsockname()[:2]
-
-    def sockets(self) -> Iterator[socket.socket]:
-        """Yield all sockets."""
-        for _, group in self._groups:
-            yield from group
 
     @property
     def admin_port(self) -> int:
@@ -99,15 +65,12 @@ class HostPorts:
 
     def _open_listener(self, listener: ListenerSection) -> None:
         name, host, members = listener.name, listener.bind.host, len(self._listeners)
-        shared = open_ports(name, host, listener.bind.port, self._sharing_with, count=members)
-        self._groups.append((name, shared))
+        shared = self.open(name, host, listener.bind.port, members)
         log_listening(name, host, shared[0].getsockname()[1])
         for number, sock in enumerate(shared):
             sockets = self._listeners[number][name] = {None: sock}
             for node_id, port in _broker_ports(listener, members, number):
-                group = open_ports(name, host, port, self._sharing_with)
-                (sockets[node_id],) = group
-                self._groups.append((name, group))
+                (sockets[node_id],) = self.open(name, host, port)
 
     def _open_admin(self) -> None:
         shared = self._config.admin.bind
@@ -116,13 +79,14 @@ class HostPorts:
         for number in range(len(self._listeners)):
             port = shared.port + 1 + number if shared.port else 0
             self._own_admin.append(self._bind_admin(replace(shared, port=port)))
-        if self._sharing_with is None:
+        if self.sharing_with is None:
             for sock in chain(self._admin, *self._own_admin):
                 sock.listen()
 
     def _bind_admin(self, bind: HostPort) -> list[socket.socket]:
-        sockets = bind_admin(bind, self._sharing_with or ())
-        self._groups += ((ADMIN, (sock,)) for sock in sockets)
+        sockets = bind_admin(bind, self.sharing_with or ())
+        for sock in sockets:
+            self.add(ADMIN, (sock,))
         return sockets
 
 

@@ -78,7 +78,7 @@ class Launcher:
         log_hints(self._config)
         hot_restart = HotRestart(predecessor, self._ports.take_over, stop)
         try:
-            self._ports.open(hot_restart.sharing_ports_with)
+            self._ports.open_all(hot_restart.sharing_ports_with)
             is_successor = predecessor is not None
             if is_successor:
                 await asyncio.to_thread(_check_state, self._config)

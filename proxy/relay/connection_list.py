@@ -10,9 +10,9 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import CONNECTION_RATE, REQUEST_PERCENTAGE, ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule
+from proxy.relay.channel import TRAFFIC_INTERVAL_MS
 from proxy.relay.connection import Connection
 from proxy.relay.lifecycle import Pause
-from proxy.relay.traffic import TRAFFIC_INTERVAL_MS
 
 CLOSED_BY_OPERATOR = "closed by an operator"
 

@@ -8,14 +8,16 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import InFlightFetch
 from proxy.quota.meter import Lease
 from proxy.quota.meters import ThrottleTime
-from proxy.relay.client_usage import SampleTurn
-from proxy.relay.interceptor import InterceptedRequest
+from proxy.relay.clients import SampleTurn
+from proxy.relay.interceptor import INTERCEPTED_APIS, InterceptedRequest
 from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED, ApiTimes, ExchangeTimes
 from proxy.relay.topic_traffic import TopicFetch
 from proxy.wire.apis import ApiPlan
 from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import RequestHead
+
+NO_ACKS = 0  # of a Produce request that gets no response
 
 
 @dataclass(slots=True)
@@ -35,8 +37,6 @@ class RequestKind:
     """Where they end in the frame."""
     acks: int | None
     """That a Produce request asks for; None: it is another one."""
-    is_intercepted: bool
-    """Whether an interceptor may ask for it."""
     count: CounterChild
     times: ApiTimes
     bounded_by: QuotaKind | None
@@ -60,7 +60,7 @@ class RequestKind:
     def is_wanted(self, now_ms: float) -> bool:
         """Return whether an interceptor asks for one that comes now."""
         interceptor = self.session.interceptor
-        if interceptor is None or not self.is_intercepted:
+        if interceptor is None or self.acks == NO_ACKS or self.api_key not in INTERCEPTED_APIS:
             return False
         return interceptor.wants(self.api_key, now_ms)
 

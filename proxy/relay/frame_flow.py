@@ -116,12 +116,16 @@ class FrameFlow(ABC):
         """Return what to wait for during a pause. None: go on."""
         return OWNER
 
-    def _move_body(self, pump: Pump, budget: int) -> Wait | None:
-        """Move about `budget` bytes; return what the rest waits for, if any."""
-        return pump.run(budget)
+    def _may_move(self, _left: int) -> bool:
+        """Return whether more of a frame may be read, of which so many bytes have not been.
 
-    def _sent_rest(self) -> None:  # noqa: B027 - for whom it is of use
-        """Record that a frame is sent that could not be sent at once, or the body of one."""
+        If not, it is run again when that is so.
+        """
+        return True
+
+    @abstractmethod
+    def _moved(self, count: int, *, is_whole: bool) -> None:
+        """Record that so many bytes of a frame came behind its start, and whether all was sent."""
 
     def connect(self, source: Channel | None, sink: Channel | None) -> None:
         """Set the sockets, as soon as each is there."""
@@ -313,17 +317,21 @@ class FrameFlow(ABC):
                 self._pair.services.kept_bytes.release(self)
             if pump is not None and pump.active:
                 unread = pump.unread
-                wait = self._move_body(pump, budget)
-                budget -= unread - pump.unread
-                if not pump.active:
-                    self._sent_rest()
+                if unread and not self._may_move(unread):
+                    return OWNER if pump.flush() else WRITE
+                try:
+                    wait = pump.run(budget)
+                finally:
+                    moved = unread - pump.unread
+                    self._moved(moved, is_whole=not pump.active)
+                budget -= moved
                 if wait is None and self._lane_goes_on:
                     wait = READ
                 if wait is not None:
                     return wait
             if self.closed:
                 return CLOSED
-            wait = self._collect_more() if self._whole is not None else self._read()
+            wait = self._read() if self._whole is None else self._collect_more(self._whole)
             if wait is not None:
                 return wait
             if perf_counter() > end_s:
@@ -417,12 +425,20 @@ class FrameFlow(ABC):
         self._whole, self._whole_bytes = bytearray(view[:frame_bytes]), frame_bytes
         return len(self._whole)
 
-    def _collect_more(self) -> Wait | None:
+    def _collect_more(self, frame: bytearray) -> Wait | None:
         """Take more of a frame into memory; when it is all there, have it handled."""
-        frame, budget = self._whole, FAIR_BYTES
-        assert self._source is not None
-        assert frame is not None
+        have = len(frame)
+        if not self._may_move(self._whole_bytes - have):
+            return OWNER
+        try:
+            return self._read_more(frame)
+        finally:
+            self._moved(len(frame) - have, is_whole=self._whole is None)
+
+    def _read_more(self, frame: bytearray) -> Wait | None:
+        budget = FAIR_BYTES
         kept_bytes, steps = self._pair.services.kept_bytes, self._pair.services.paced_steps
+        assert self._source is not None
         while missing := self._whole_bytes - len(frame):
             if self._whole_bytes > UNCOUNTED_BYTES and not kept_bytes.reserve(
                 self, self._whole_bytes

@@ -3,21 +3,13 @@
 import asyncio
 import socket
 import ssl
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from structlog import get_logger
 
-from proxy.cluster.upstream import Address
-from proxy.relay.ports import (
-    BACKLOG,
-    ListenerError,
-    open_ports,
-    steer,
-    take_over_port,
-)
+from proxy.relay.ports import BACKLOG, ListenerError, SharedPorts
 from proxy.relay.tls import sni_pattern
 
 ACCEPTS_PER_TURN = 16
@@ -84,7 +76,6 @@ class Listener:
     accepted: Callable[[socket.socket, Origin], None]
     out_of_files: Callable[[str, OSError], None]
     """Called with the listener's name when accepting pauses."""
-    bootstrap_port: int = 0
     _sockets: dict[int | None, socket.socket] = field(default_factory=dict)
     open_ports: dict[int | None, int] = field(default_factory=dict)
     """Of all sockets by their brokers, None for the bootstrap port. Also of those that are closed:
@@ -92,46 +83,42 @@ class Listener:
     without_port: set[int] = field(default_factory=set)
     """The brokers that had no port here when clients asked for them."""
     _accepting: bool = False
-    _before: Counter[Address] = field(default_factory=Counter)
-    """How many sockets the process that is replaced has, by their addresses."""
+    _ports: SharedPorts = field(default_factory=SharedPorts)
 
     def use(self, sockets: Mapping[int | None, socket.socket]) -> None:
         """Take sockets that listen, by their brokers, None for the bootstrap port, and SNI_PORT."""
-        self._sockets = dict(sockets)
-        self.open_ports = {each: int(sock.getsockname()[1]) for each, sock in sockets.items()}
-        self.bootstrap_port = self.open_ports[None]
+        for node_id, sock in sockets.items():
+            self._sockets[node_id] = sock
+            self.open_ports[node_id] = int(sock.getsockname()[1])
+            if self._accepting:
+                self._watch(node_id)
 
-    def open(self, sharing_with: Collection[Address] | None = None) -> None:
+    def open(self, ports: SharedPorts) -> None:
         """Open the bootstrap port and all broker ports. Raises ListenerError.
 
-        Connections wait until `accept`. `sharing_with` are the addresses of a process that is
-        replaced: it shares its ports, and gets all connections until `take_over`.
+        Connections wait until `accept`.
         """
-        self._before = Counter(sharing_with)
-        self.bootstrap_port = self._listen(None, self.settings.port, sharing_with)
-        ports = self.settings.broker_ports
-        if self.settings.sni is None and ports is not None and ports != (0, 0):
-            for port in range(ports[0], ports[1] + 1):
-                self._listen(port - ports[0], port, sharing_with)
+        self._ports = ports
+        self._open(None, self.settings.port)
+        of_brokers = self.settings.broker_ports
+        if self.settings.sni is None and of_brokers is not None and of_brokers != (0, 0):
+            for port in range(of_brokers[0], of_brokers[1] + 1):
+                self._open(port - of_brokers[0], port)
 
-    def take_over(self) -> None:
-        """Have new connections come here, where they wait until `accept`. Raises ListenerError.
-
-        If this process dies, they reach the one beside it again.
-        """
-        for sock in self._sockets.values():
-            take_over_port(self.settings.name, (sock,), self._before)
-
-    def take_back(self) -> None:
-        """Have new connections come here again, and none to the one that took them over."""
-        for sock in self._sockets.values():
-            steer(sock, 0)
+    def _open(self, node_id: int | None, port: int) -> None:
+        (sock,) = self._ports.open(self.settings.name, self.settings.host, port)
+        self.use({node_id: sock})
 
     def accept(self) -> None:
         """Begin to accept."""
         self._accepting = True
         for node_id in self._sockets:
             self._watch(node_id)
+
+    @property
+    def bootstrap_port(self) -> int:
+        """Where clients come in; 0 before `open` or `use`."""
+        return self.open_ports.get(None, 0)
 
     def close(self) -> None:
         """Stop accepting. Who is connected already is taken: closing would reset the connection."""
@@ -146,10 +133,6 @@ class Listener:
         """Do the handshakes of connections that come from now on with another certificate."""
         self.settings = replace(self.settings, tls=context)
 
-    def addresses(self) -> list[Address]:
-        """Return where its sockets are."""
-        return [sock.getsockname()[:2] for sock in self._sockets.values()]
-
     def address_of(self, node_id: int) -> tuple[str, int] | None:
         """Return what clients are told for a broker; None if it has no port here."""
         settings = self.settings
@@ -158,7 +141,7 @@ class Listener:
             return settings.sni.replace(NODE_ID, str(node_id)), of_all
         if node_id not in self.open_ports and settings.broker_ports == (0, 0) and self._sockets:
             try:
-                self._listen(node_id, 0)
+                self._open(node_id, 0)
             except ListenerError as error:
                 self._leave_out(node_id, error=str(error), fix="raise the limit of open files")
                 return None
@@ -182,16 +165,6 @@ class Listener:
         sni = self.settings.sni
         match = sni and sni_pattern(sni).fullmatch(server_name or "")
         return int(match["node_id"]) if match else None
-
-    def _listen(
-        self, node_id: int | None, port: int, sharing_with: Collection[Address] | None = None
-    ) -> int:
-        (sock,) = open_ports(self.settings.name, self.settings.host, port, sharing_with)
-        self._sockets[node_id] = sock
-        self.open_ports[node_id] = bound = int(sock.getsockname()[1])
-        if self._accepting:
-            self._watch(node_id)
-        return bound
 
     def _watch(self, node_id: int | None) -> None:
         """Accept connections of a socket that is still open."""

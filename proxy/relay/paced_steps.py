@@ -21,6 +21,15 @@ ROUND_S = 0.004
 MOST_CHANGE = 2.0
 """From one round to the next, times the time for steps."""
 
+SHARE = 0.1
+"""Of a CPU, for the logins of one address."""
+
+BURST_MS = 200.0
+"""So much CPU time may be taken at once: thousands of ordinary logins, as after a restart."""
+
+MAX_ADDRESSES = 10_000
+"""With logins that are not paid for yet; further ones are not bounded."""
+
 Step = Callable[[], None]
 T = TypeVar("T")
 
@@ -141,3 +150,29 @@ class PacedSteps:
         step()
         self._has_turn = False
         self._spent_s = spent_s + self._clock_s() - begin_s  # with what it has gone on with
+
+
+class LoginPace:
+    """Bounds the time that it takes to read the logins of one address: nobody knows who sends them.
+
+    An ordinary login takes a twentieth of a millisecond, the longest token a few. Without a bound,
+    who logs in again and again with such tokens has all the CPU time that there is.
+    """
+
+    def __init__(self) -> None:
+        self._paid_ms: dict[str, float] = {}
+        """When an address has waited for all that it took."""
+
+    def wait_ms(self, address: str, now_ms: float) -> float:
+        """Return for how long the next login of an address is to wait."""
+        return max(self._paid_ms.get(address, now_ms) - now_ms - BURST_MS / SHARE, 0.0)
+
+    def took(self, address: str, cpu_ms: float, now_ms: float) -> None:
+        """Record what it took to read a login."""
+        if address in self._paid_ms or len(self._paid_ms) < MAX_ADDRESSES:
+            from_ms = max(self._paid_ms.get(address, now_ms), now_ms)
+            self._paid_ms[address] = from_ms + cpu_ms / SHARE
+
+    def sweep(self, now_ms: float) -> None:
+        """Forget the addresses that have waited for all that they took."""
+        self._paid_ms = {each: paid for each, paid in self._paid_ms.items() if paid > now_ms}

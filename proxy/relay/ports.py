@@ -2,7 +2,7 @@
 
 import socket
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 
 from proxy.cluster.upstream import Address
@@ -26,55 +26,84 @@ class ListenerError(Exception):
     """A port could not be opened."""
 
 
-def open_ports(
-    listener: str,
-    host: str,
-    port: int,
-    sharing_with: Collection[Address] | None = None,
-    *,
-    count: int = 1,
-) -> list[socket.socket]:
-    """Return `count` sockets of a listener that share one port; 0 is any free one for all.
+class SharedPorts:
+    """The sockets of one process by the ports that they share, among them and with a successor.
 
-    With `sharing_with` they do not listen yet. The kernel spreads what connects over those that
-    listen. Raises ListenerError.
+    `sharing_with` says how many sockets a process that is replaced has by their addresses: it
+    shares its ports, and gets all connections until `take_over`. None: nobody is replaced.
     """
-    sockets: list[socket.socket] = []
-    try:
-        while len(sockets) < count:
-            sock = (
-                _bind(host, port, v6_only=False)
-                if sockets
-                else bind_port(host, port, sharing_with or ())
-            )
-            sockets.append(sock)
-            if sharing_with is None:
-                sock.listen(BACKLOG)
-            port = int(sock.getsockname()[1])
-    except OSError as error:
-        close_all(sockets)
-        raise _failure(listener, host, port, error) from None
-    return sockets
+
+    def __init__(self) -> None:
+        self.sharing_with: Mapping[Address, int] | None = None
+        self._groups: list[tuple[str, Sequence[socket.socket]]] = []
+        """Those that share a port, with the name of their listener."""
+
+    def open(self, listener: str, host: str, port: int, count: int = 1) -> list[socket.socket]:
+        """Return `count` sockets of a listener that share one port; 0 is any free one for all.
+
+        While nobody is replaced they listen, and the kernel spreads what connects over them.
+        Raises ListenerError.
+        """
+        sockets: list[socket.socket] = []
+        try:
+            while len(sockets) < count:
+                if sockets:
+                    sock = _bind(host, port, v6_only=False)
+                else:
+                    sock = bind_port(host, port, self.sharing_with or ())
+                sockets.append(sock)
+                if self.sharing_with is None:
+                    sock.listen(BACKLOG)
+                port = int(sock.getsockname()[1])
+        except OSError as error:
+            close_all(sockets)
+            raise _failure(listener, host, port, error) from None
+        self.add(listener, sockets)
+        return sockets
+
+    def add(self, name: str, sockets: Sequence[socket.socket]) -> None:
+        """Take sockets that share a port, and that somebody else has opened."""
+        self._groups.append((name, sockets))
+
+    def take_over(self) -> None:
+        """Have new connections come here, where they wait. Raises ListenerError.
+
+        If this process dies, they reach the one beside it again.
+        """
+        before = self.sharing_with or {}
+        for listener, sockets in self._groups:
+            host, port = sockets[0].getsockname()[:2]
+            try:
+                for sock in sockets:
+                    sock.listen(BACKLOG)
+                _steer(sockets[0], before.get((host, port), 0), len(sockets))
+            except OSError as error:
+                raise _failure(listener, host, port, error) from None
+        self.sharing_with = None  # what is opened from now on is this process's own
+
+    def take_back(self) -> None:
+        """Have new connections come here again, and none to the one that took them over."""
+        for _, sockets in self._groups:
+            _steer(sockets[0], 0, len(sockets))
+
+    def close(self) -> None:
+        """Close all sockets, those that share a port in one go."""
+        for _, sockets in self._groups:
+            close_all(sockets)
+        self._groups.clear()
+
+    def sockets(self) -> Iterator[socket.socket]:
+        """Yield all sockets."""
+        for _, sockets in self._groups:
+            yield from sockets
+
+    def addresses(self) -> Iterator[Address]:
+        """Yield where each socket listens."""
+        for sock in self.sockets():
+            yield sock.getsockname()[:2]
 
 
-def take_over_port(
-    listener: str, sockets: Sequence[socket.socket], before: Mapping[Address, int]
-) -> None:
-    """Have what connects to the port that these sockets share come to them. Raises ListenerError.
-
-    `before` says how many sockets the process that is replaced has by their addresses. If this one
-    dies, what connects reaches the other one again.
-    """
-    host, port = sockets[0].getsockname()[:2]
-    try:
-        for sock in sockets:
-            sock.listen(BACKLOG)
-        steer(sockets[0], before.get((host, port), 0), len(sockets))
-    except OSError as error:
-        raise _failure(listener, host, port, error) from None
-
-
-def steer(sock: socket.socket, first: int, count: int = 1) -> None:
+def _steer(sock: socket.socket, first: int, count: int) -> None:
     """Spread what connects over `count` sockets of the group that shares this one's port.
 
     The group has them in the order in which they began to listen, `first` counts from 0. Without

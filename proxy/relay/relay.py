@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from proxy.relay.connection import Connection
 from proxy.relay.connection_list import ConnectionList
 from proxy.relay.lifecycle import DRAINING
 from proxy.relay.listener import Listener, ListenerSettings, Origin
+from proxy.relay.ports import SharedPorts
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
 from proxy.relay.silent_connections import SilentConnection, SilentConnections
@@ -42,6 +43,8 @@ class Relay:
             settings.name: Listener(settings, services.loop, self._accepted, self._out_of_files)
             for settings in listeners
         }
+        self.ports = SharedPorts()
+        """Of all listeners, but for those that were opened by a launcher."""
         self.connections: set[Connection] = set()
         """Those of all clients, once their handshakes are done."""
         self.list = ConnectionList(self.connections)
@@ -69,11 +72,12 @@ class Relay:
         """How many clients are connected, handshakes under way included."""
         return self.connected_through.total()
 
-    def open(self, sharing_with: Collection[Address] | None = None) -> None:
-        """Open every port, as `Listener.open`; after a ListenerError all are closed again."""
+    def open(self, sharing_with: Mapping[Address, int] | None = None) -> None:
+        """Open every port, as SharedPorts; after a ListenerError all are closed again."""
+        self.ports.sharing_with = sharing_with
         try:
             for listener in self.listeners.values():
-                listener.open(sharing_with)
+                listener.open(self.ports)
                 name, host = listener.settings.name, listener.settings.host
                 log_listening(name, host, listener.bootstrap_port)
         except BaseException:
@@ -84,20 +88,6 @@ class Relay:
         """Take sockets that listen, by the names of their listeners, as `Listener.use`."""
         for name, listener in self.listeners.items():
             listener.use(sockets[name])
-
-    def addresses(self) -> list[Address]:
-        """Return where the listeners' sockets are."""
-        return [each for listener in self.listeners.values() for each in listener.addresses()]
-
-    def take_over(self) -> None:
-        """Have new connections come here, as `Listener.take_over`."""
-        for listener in self.listeners.values():
-            listener.take_over()
-
-    def take_back(self) -> None:
-        """Have new connections come here again, as `Listener.take_back`."""
-        for listener in self.listeners.values():
-            listener.take_back()
 
     def accept(self) -> None:
         """Begin to accept connections."""

@@ -10,9 +10,9 @@ from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.meter import Meter
 from proxy.quota.meters import longest
-from proxy.relay.exchange import Exchange, RequestKind
+from proxy.relay.exchange import NO_ACKS, Exchange, RequestKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, READ_BYTES_LARGE, FrameFlow, new_scratch
-from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
+from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import (
     ANY_RESPONSE,
@@ -25,7 +25,7 @@ from proxy.relay.lane import (
 )
 from proxy.relay.lifecycle import DRAINING, Pause
 from proxy.relay.pair_state import PairState
-from proxy.relay.pump import CLOSED, END, OWNER, WRITE, Pump, Wait
+from proxy.relay.pump import CLOSED, END, OWNER, Wait
 from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED
 from proxy.wire.apis import (
@@ -51,8 +51,6 @@ what producers send by default, and some 10,000 partitions."""
 
 MAX_ASKED_BYTES = 64 << 10
 """The longest Fetch that is read for the topics that it asks for: some 2,000 partitions."""
-
-NO_ACKS = 0  # of a Produce request that gets no response
 
 START_BYTES = 12
 """What every request begins with: its length, API key, version and correlation id."""
@@ -203,35 +201,27 @@ class RequestFlow(FrameFlow):
             self._login.cancel()
             self._login = None
 
-    def _sent_rest(self) -> None:
-        self._timed.sent_ms = clock_ms()
-        self._timed = NOT_TIMED
-
-    def _move_body(self, pump: Pump, budget: int) -> Wait | None:
-        """See FrameFlow. The body of a Produce request is charged as it flows."""
+    def _may_move(self, left: int) -> bool:
         exchange = self._produced
         if exchange is None:
-            return pump.run(budget)
-        unread = pump.unread
-        if unread and not self._pair.admits_more(exchange):
-            return OWNER if pump.flush() else WRITE
-        try:
-            return pump.run(budget)
-        finally:
-            self._flowed(exchange, unread - pump.unread, is_whole=not pump.active)
+            return self._whole is None or not self._login_waits()
+        return not left or self._pair.admits_more(exchange)
 
-    def _collect_more(self) -> Wait | None:
-        """See FrameFlow. The same for a Produce request that is taken whole; a login may wait."""
-        exchange, frame = self._produced, self._whole
-        if exchange is None or frame is None:
-            return OWNER if self._login_waits() else super()._collect_more()
-        have = len(frame)
-        if have < self._whole_bytes and not self._pair.admits_more(exchange):
-            return OWNER
-        try:
-            return super()._collect_more()
-        finally:
-            self._flowed(exchange, len(frame) - have, is_whole=self._whole is None)
+    def _moved(self, count: int, *, is_whole: bool) -> None:
+        """See FrameFlow. The body of a Produce request is charged and counted as it flows."""
+        exchange, now_ms = self._produced, clock_ms()
+        if exchange is not None and count:
+            session = exchange.kind.session
+            exchange.charge = session.charge(PRODUCER_BYTE_RATE, count, now_ms)
+            session.quotas.took(PRODUCER_BYTE_RATE, count)
+            session.count_bytes(PRODUCE, count)
+        if not is_whole:
+            return
+        if exchange is not None:
+            self._produced = None
+            exchange.sent_ms = now_ms  # before that the broker was not at work for it
+        self._timed.sent_ms = now_ms
+        self._timed = NOT_TIMED
 
     def _login_waits(self) -> bool:
         """Return whether a login waits for others of its address; it goes on later by itself."""
@@ -252,17 +242,6 @@ class RequestFlow(FrameFlow):
         finally:
             took_ms = (thread_time() - began_s) * MS_PER_SECOND
             pair.services.login_pace.took(pair.origin.ip, took_ms, clock_ms())
-
-    def _flowed(self, exchange: Exchange, count: int, *, is_whole: bool) -> None:
-        """Charge and count the next bytes of a Produce request's body."""
-        session, now_ms = exchange.kind.session, clock_ms()
-        if count:
-            exchange.charge = session.charge(PRODUCER_BYTE_RATE, count, now_ms)
-            session.quotas.took(PRODUCER_BYTE_RATE, count)
-            session.count_bytes(PRODUCE, count)
-        if is_whole:
-            self._produced = None
-            exchange.sent_ms = now_ms  # before that the broker was not at work for it
 
     @property
     def is_cut_off(self) -> bool:
@@ -431,7 +410,6 @@ class RequestFlow(FrameFlow):
         if is_changed:
             version, plan = 0, plan_of(api_key, 0)
         start = bytes(view[START_BYTES:end])
-        is_intercepted = api_key in INTERCEPTED_APIS and acks != NO_ACKS
         is_looked_into = plan.api.is_login or api_key == JOIN_GROUP
         byte_rate = plan.api.byte_rate
         kind = RequestKind(
@@ -443,7 +421,6 @@ class RequestFlow(FrameFlow):
             start=start,
             end=end,
             acks=acks,
-            is_intercepted=is_intercepted,
             count=services.request_counter(api_key, version),
             times=services.times.of(api_key),
             bounded_by=None if byte_rate is None else QuotaKind(byte_rate),

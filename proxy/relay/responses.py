@@ -1,6 +1,6 @@
 """From the broker to the client: measure each response, hold it if a quota says so, send it on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from metrics.clock import clock_ms
@@ -8,7 +8,7 @@ from proxy.quota.busy import BusyTime
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meters import ThrottleTime, longest
-from proxy.relay.client_usage import FetchSample
+from proxy.relay.clients import FetchSample
 from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import (
     READ_BYTES,
@@ -20,7 +20,6 @@ from proxy.relay.frame_flow import (
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
-from proxy.relay.observed_fetch import FetchWait
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
 from proxy.relay.session import ClientSession
@@ -32,7 +31,8 @@ from proxy.wire.apis import (
     PRODUCE,
     Handling,
 )
-from proxy.wire.fetch_response import FetchWalker, fetch_body
+from proxy.wire.fetch import FetchedPartition, TopicKey
+from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body
 from proxy.wire.frames import INT32, MalformedResponse, check_whole, parse_response_head
 from proxy.wire.layout import Buffer, Steps
 from proxy.wire.rewrite import (
@@ -70,6 +70,34 @@ that has the same number, also when it is of a dead machine. It forgets it when 
 _EMPTY_TAGS = b"\0"
 
 _scratch = memoryview(new_scratch())
+
+
+class FetchWait:
+    """Looks for a partition whose records end before its log: nobody waits who has more to send.
+
+    `had_data` is called once if there is one, when all partitions were seen.
+    """
+
+    def __init__(self, had_data: Callable[[], None]) -> None:
+        self._had_data = had_data
+        self._is_cut = False
+
+    def session(self, _error_code: int, _session_id: int) -> None:
+        """See FetchObserver: of no interest."""
+
+    def partitions(self, _topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
+        """See FetchObserver."""
+        for _, _, high_watermark, stable, _, records_bytes, end in fetched:
+            # A reader of committed records gets none from the last stable offset on. Which one this
+            # is is in the request: where the two differ, the answer counts as one at the end.
+            log_end = stable if 0 <= stable < high_watermark else high_watermark
+            if records_bytes and (end is None or end < log_end):
+                self._is_cut = True
+
+    def ended(self) -> None:
+        """See FetchObserver."""
+        if self._is_cut:
+            self._had_data()
 
 
 class ResponseFlow(FrameFlow):
@@ -128,8 +156,9 @@ class ResponseFlow(FrameFlow):
         """See FrameFlow."""
         return self._walker is not None or super().mid_frame
 
-    def _sent_rest(self) -> None:
-        self._free_ms = clock_ms()
+    def _moved(self, _count: int, *, is_whole: bool) -> None:
+        if is_whole:
+            self._free_ms = clock_ms()
 
     def _open_lane(self, lane: Lane) -> None:
         is_free = lane.kinds and self._walker is None and self._pair.life.pauses is NO_PAUSE
@@ -224,19 +253,19 @@ class ResponseFlow(FrameFlow):
         if plan.handling is not Handling.WALK and seen is None and not exchange.is_looked_into:
             return self._forward(view, frame_bytes)
         start = fetch_body(plan, view, frame_bytes)
-        observer = seen.observer(clock_ms()) if seen is not None else None
+        observers: list[FetchObserver | None] = [seen.observer(clock_ms())] if seen else []
         follows_batches = seen is not None and seen.follows_batches
         if exchange.is_wait_doubtful:
-            observer = FetchWait(partial(self._charge_doubtful_time, kind.session), observer)
+            observers.append(FetchWait(partial(self._charge_doubtful_time, kind.session)))
             follows_batches = True
-        if exchange.topics is not None:
-            observer = exchange.topics.over(observer)
-        usage, weight = kind.session.usage, 1 if observer is not None else exchange.weight
+        observers.append(exchange.topics)
+        usage, weight = kind.session.usage, 1 if any(observers) else exchange.weight
         if usage is not None and weight:  # what is walked anyway stands for itself alone
             size = exchange.request_bytes + frame_bytes
-            observer = FetchSample(usage.fetched, size, weight).over(observer)
+            observers.append(FetchSample(usage.fetched, size, weight))
+        walked, body_bytes = filter(None, observers), frame_bytes - start
         self._walker = FetchWalker(
-            kind.version, frame_bytes - start, observer, follows_batches=follows_batches
+            kind.version, body_bytes, *walked, follows_batches=follows_batches
         )
         return self._walk(self._walker, view, start)
 

@@ -21,14 +21,11 @@ from proxy.quota.delay_queue import Delayed, DelayQueue, Release
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LEASE_MS
 from proxy.quota.meters import ThrottleTime
-from proxy.relay.client_usage import ClientUsage, direction_of
-from proxy.relay.clients import ClientRegistry
+from proxy.relay.clients import ClientRegistry, ClientUsage, direction_of
 from proxy.relay.interceptor import Interceptor
 from proxy.relay.kept_bytes import KeptBytes
-from proxy.relay.log_limiter import LogLimiter
-from proxy.relay.login_pace import LoginPace
-from proxy.relay.outages import OutageLog
-from proxy.relay.paced_steps import PacedSteps
+from proxy.relay.log_limiter import LogLimiter, OutageLog
+from proxy.relay.paced_steps import LoginPace, PacedSteps
 from proxy.relay.pump import MAX_PIPES, PipePool
 from proxy.relay.steering import Steering
 from proxy.relay.timing import TimedApis
@@ -180,6 +177,13 @@ class Services:
         self._awaits_leases = False
         if self.quotas.take_back(clock_ms()):
             self._await_leases()
+
+    def sweep(self) -> None:
+        """Log the sums that are due, and forget what is over; to be called every second or so."""
+        now_ms = clock_ms()
+        self.outages.sweep(now_ms)
+        self.log.sweep()
+        self.login_pace.sweep(now_ms)
 
     def show_soon(self, show: Callable[[], None]) -> None:
         """Call it within SHOW_MS."""

@@ -1,7 +1,6 @@
 """Who the client of one connection is, by its first client id and its login; its requests."""
 
 from collections.abc import Callable
-from functools import partial
 from zlib import crc32
 
 from metrics import CounterChild
@@ -28,7 +27,7 @@ class ClientSession:
     """The client of one connection: its quotas, its byte counters, and who sees its messages."""
 
     __slots__ = (
-        *("_began_alone", "_bytes", "_generation", "_make_topics", "_origin", "_services"),
+        *("_began_alone", "_bytes", "_generation", "_origin", "_services"),
         *("_steering", "_topics", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
         *("owner", "quotas", "usage"),
     )
@@ -49,8 +48,6 @@ class ClientSession:
         self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
         self._topics: TopicTraffic | None = None
-        names, walks = services.topic_names, services.instruments.topic_walks_total
-        self._make_topics = partial(TopicTraffic, self.quotas, names, walks)
         services.clients.connected(identity)
         self.usage = services.clients.usage.get(identity)
         """What is recorded of the client beside its bytes, None: nothing."""
@@ -59,7 +56,8 @@ class ClientSession:
     def topics(self) -> TopicTraffic:
         """What it reads and writes of topics; to be asked where rules name any."""
         if self._topics is None:
-            self._topics = self._make_topics()
+            walks = self._services.instruments.topic_walks_total
+            self._topics = TopicTraffic(self.quotas, self._services.topic_names, walks)
         return self._topics
 
     def follow_owner(self) -> None:

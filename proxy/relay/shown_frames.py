@@ -9,7 +9,7 @@ from metrics.clock import clock_ms
 from proxy.relay.exchange import RequestKind
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.wire.fetch import FetchRead
-from proxy.wire.fetch_response import FetchWalker, fetch_body, read_at_once, show_read
+from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body, read_at_once
 
 _NUMBER, _NUMBER_AT = Struct(">i"), slice(8, 12)  # the correlation id of a request
 
@@ -111,9 +111,19 @@ def _record(exchange: _Exchange, *, is_sent: bool = False) -> None:
     if not is_sent:
         seen.sent()
     observer = seen.observer(clock_ms())
-    if got is not None and observer is not None:
-        show_read(got, observer)
+    if observer is None:
+        return
+    if got is not None:
+        _show_read(got, observer)
         return
     walker = FetchWalker(version, len(body), observer)
     walker.feed(body)
     walker.show()
+
+
+def _show_read(read: FetchRead, observer: FetchObserver) -> None:
+    observer.session(*read.session)
+    for topic, fetched in read.topics:
+        if fetched:
+            observer.partitions(topic, fetched)
+    observer.ended()

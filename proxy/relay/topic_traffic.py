@@ -16,7 +16,6 @@ from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKi
 from proxy.quota.gate import FetchSizes, InFlightFetch
 from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime, longest
-from proxy.relay.observed_fetch import ObservedFetch
 from proxy.wire.fetch import FetchedPartition, TopicKey, read_fetch_request
 from proxy.wire.frames import MalformedFrame
 from proxy.wire.layout import Buffer
@@ -165,13 +164,12 @@ class TopicTraffic:
         return list(dict.fromkeys(each for each in found if each is not None))
 
 
-class TopicFetch(ObservedFetch):
+class TopicFetch:
     """A Fetch whose response is walked for the bytes of its topics."""
 
     __slots__ = ("_fetches", "_had", "_traffic")
 
     def __init__(self, traffic: TopicTraffic, fetches: Mapping[Meter, InFlightFetch]) -> None:
-        super().__init__()
         self._traffic = traffic
         self._fetches = fetches
         """What counts at the sensors' gates until the response has been walked."""
@@ -186,6 +184,9 @@ class TopicFetch(ObservedFetch):
         """Return how to hold the response for what was read before it."""
         return longest(self._traffic.quotas.owed_at(each, now_ms) for each in self._fetches)
 
+    def session(self, _error_code: int, _session_id: int) -> None:
+        """See FetchObserver: of no interest."""
+
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
         size, now_ms = sum([each[RECORDS_BYTES] for each in fetched]), clock_ms()
@@ -195,7 +196,6 @@ class TopicFetch(ObservedFetch):
                 self._fetches[meter].cancel()  # it is charged now
                 self._had[meter] += size
             self._traffic.read(topic, size, now_ms)
-        super().partitions(topic, fetched)
 
     def ended(self) -> None:
         """See FetchObserver."""
@@ -204,4 +204,3 @@ class TopicFetch(ObservedFetch):
         for meter, each in self._fetches.items():
             each.answered(self._had[meter])
             meter.gate.poke(now_ms)
-        super().ended()

@@ -1,6 +1,6 @@
 """Meters clients: reads the counters that there are, and makes a record of each for an interval.
 
-Nothing is counted for it but what `relay.client_usage` records. What a counter has counted is taken
+Nothing is counted for it but what `relay.clients` records. What a counter has counted is taken
 once, when it is read: the sum over all records is what the counters say, to the byte. A client's
 bytes are divided by topic exactly where all was walked, else in the sampled proportions; whatever
 was walked, the parts add up to the bytes.
@@ -23,7 +23,7 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.exposition import OTHER
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.relay.client_usage import ClientUsage, Direction, TopicSampler
+from proxy.relay.clients import ClientUsage, Direction, TopicSampler
 from proxy.slices import Slices
 from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of
 from proxy.usage.usage_topic import UsageWriter

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, Field
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
-from proxy.relay.client_usage import Direction
+from proxy.relay.clients import Direction
 
 SCHEMA_VERSION = 1
 BUCKET_GROWTH = 1.05

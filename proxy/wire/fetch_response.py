@@ -97,7 +97,7 @@ class FetchObserver(Protocol):
 class FetchWalker:
     """Reads a Fetch response's body piece by piece, holding no more than the start of a field.
 
-    With an observer it also holds one topic's name, and copies of the fields until they are shown.
+    With observers it also holds one topic's name, and copies of the fields until they are shown.
     That is when `show` is called, so that what was fed can be sent on first.
     """
 
@@ -110,13 +110,12 @@ class FetchWalker:
         self,
         version: int,
         body_bytes: int,
-        observer: FetchObserver | None = None,
-        *,
+        *observers: FetchObserver,
         follows_batches: bool = False,
     ) -> None:
         """Start at a body of this length: what the frame has behind its header.
 
-        `follows_batches`: the heads of record batches are read, so that the observer gets where a
+        `follows_batches`: the heads of record batches are read, so that observers get where a
         partition's records end also when they are not all in one piece. Raises ValueError for a
         version that the schemas do not know.
         """
@@ -130,7 +129,7 @@ class FetchWalker:
         self._is_ended = False
         self._is_tagged = form.is_tagged
         self._passes_end = not form.has_endpoints
-        self._shown = None if observer is None else _Shown(observer, follows_batches)
+        self._shown = _Shown(observers, follows_batches) if observers else None
         self._walk: Generator[int, _Piece, int] | None = None
         """None until the first piece."""
 
@@ -183,7 +182,7 @@ class FetchWalker:
         return taken - len(held)
 
     def show(self) -> None:
-        """Show the observer what was fed since the last time."""
+        """Show the observers what was fed since the last time."""
         if self._shown is not None:
             self._shown.show(is_end=self._is_ended)
 
@@ -194,7 +193,7 @@ class FetchWalker:
             if shown is not None and end == limit:
                 read = _read_at_once(self._form, data, limit)
                 if read is not None:
-                    shown.observer.session(*read.session)
+                    shown.session(*read.session)
                     shown.topics += read.topics
                     shown.has_all = bool(read.topics and read.topics[-1][1])
                     self._is_ended = True
@@ -221,12 +220,12 @@ class FetchWalker:
 
 
 class _Shown:
-    """What a walk finds for its observer."""
+    """What a walk finds for its observers."""
 
-    __slots__ = ("_is_told", "follows_batches", "has_all", "observer", "topics")
+    __slots__ = ("_is_told", "_observers", "follows_batches", "has_all", "topics")
 
-    def __init__(self, observer: FetchObserver, follows_batches: bool) -> None:
-        self.observer = observer
+    def __init__(self, observers: Sequence[FetchObserver], follows_batches: bool) -> None:
+        self._observers = observers
         self.follows_batches = follows_batches
         self.topics: list[tuple[TopicKey, list[FetchedPartition]]] = []
         """What is not yet shown. The last is the topic that the walk is at."""
@@ -239,17 +238,24 @@ class _Shown:
         """How many partitions are not yet shown, at least; a topic without any counts, too."""
         return sum([len(fetched) or 1 for _, fetched in self.topics])
 
+    def session(self, error_code: int, session_id: int) -> None:
+        """Show what is said of the whole response."""
+        for observer in self._observers:
+            observer.session(error_code, session_id)
+
     def show(self, *, is_end: bool) -> None:
         """Show what was found since the last time."""
         topics = self.topics
         for topic, fetched in topics:
             if fetched:
-                self.observer.partitions(topic, fetched[:])
+                for observer in self._observers:
+                    observer.partitions(topic, fetched[:])
                 fetched.clear()
         del topics[:-1]
         if (self.has_all or is_end) and not self._is_told:
             self._is_told = True
-            self.observer.ended()
+            for observer in self._observers:
+                observer.ended()
 
 
 _Piece: TypeAlias = tuple[Buffer, int, int, int]
@@ -259,15 +265,6 @@ end; the end of the body."""
 _ReadNumber: TypeAlias = Callable[[Buffer, int, int, int], tuple[int, int] | None]
 """Called with a piece. Returns a length or count, and the position behind it; None when it is not
 all there. Raises MalformedResponse, also when the body has no room for so much."""
-
-
-def show_read(read: FetchRead, observer: FetchObserver) -> None:
-    """Show an observer all that a body says."""
-    observer.session(*read.session)
-    for topic, fetched in read.topics:
-        if fetched:
-            observer.partitions(topic, fetched)
-    observer.ended()
 
 
 def read_at_once(version: int, body: Buffer) -> FetchRead | None:
@@ -320,7 +317,7 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
     if shown is not None and form.has_session:
         while pos + form.session.size > end:
             data, pos, end, limit = yield pos
-        shown.observer.session(*form.session.unpack_from(data, pos))
+        shown.session(*form.session.unpack_from(data, pos))
     pos += form.session.size
     # responses
     while (found := count(data, pos, end, limit)) is None:

@@ -25,7 +25,7 @@ from support.two_relays import two_relays
 from examples.devkit.broker import EmbeddedBroker
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import Rule
-from proxy.relay import visitor_eviction
+from proxy.relay import connection
 from proxy.wire.rewrite import FALLBACK_NODE_ID
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def test_who_begins_at_the_wrong_member_is_served_by_the_owner(
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Visitors go sooner than in earnest, so that tests end sooner."""
-    monkeypatch.setattr(visitor_eviction, "MIN_VISIT_S", 0.2)
+    monkeypatch.setattr(connection, "MIN_VISIT_S", 0.2)
 
 
 def later(*steps: Callable[[], None]) -> Future[None]:

@@ -9,8 +9,7 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.progress.topics import TopicNames
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.relay.client_usage import ClientUsage
-from proxy.relay.clients import ClientRegistry
+from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.slices import Slices
 from proxy.usage.usage_meter import UsageMeter
 from proxy.usage.usage_record import UsageRecord

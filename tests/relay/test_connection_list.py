@@ -6,8 +6,8 @@ from relaylab.lab import LISTENER, LOCALHOST, fast_client, open_lab, slow_client
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.relay.channel import TRAFFIC_INTERVAL_MS, Traffic
 from proxy.relay.services import ThrottleMode
-from proxy.relay.traffic import TRAFFIC_INTERVAL_MS, Traffic
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
 RESPONSE_BYTES = 100_000

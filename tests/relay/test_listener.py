@@ -9,7 +9,7 @@ from relaylab.lab import no_free_descriptor, until
 from structlog.testing import capture_logs
 
 from proxy.relay.listener import Listener, ListenerSettings
-from proxy.relay.ports import ListenerError
+from proxy.relay.ports import ListenerError, SharedPorts
 from proxy.relay.tls import sni_pattern
 
 HOST = "127.0.0.1"
@@ -25,7 +25,7 @@ def opened(**settings):
         lambda sock, origin: accepted.append((sock, origin.ip, origin.node_id)),
         lambda *_: None,
     )
-    listener.open()
+    listener.open(SharedPorts())
     listener.accept()
     try:
         yield listener, accepted
@@ -130,7 +130,7 @@ async def test_a_port_in_use():
             listener.out_of_files,
         )
         with pytest.raises(ListenerError, match=rf"'other': {HOST}:{listener.bootstrap_port}: "):
-            other.open()
+            other.open(SharedPorts())
 
 
 @pytest.mark.parametrize(

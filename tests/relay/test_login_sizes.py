@@ -8,7 +8,7 @@ from relaylab.busy_round import BusyRound
 from relaylab.lab import LOCALHOST, open_lab, turns, until
 
 from metrics.clock import clock_ms
-from proxy.relay.login_pace import BURST_MS, SHARE, LoginPace
+from proxy.relay.paced_steps import BURST_MS, SHARE, LoginPace
 from proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from proxy.wire.sasl import MAX_BEARER_BYTES, MAX_READ_BYTES, MAX_UNREAD_BYTES
 
@@ -98,7 +98,7 @@ async def test_a_login_of_no_certain_user_is_refused_in_its_turn():
 async def test_logins_of_an_address_that_took_much_wait(monkeypatch, goes):
     login = authenticate(2, b"\0alice\0secret")
     async with open_lab() as lab:
-        monkeypatch.setattr("proxy.relay.login_pace.BURST_MS", 0.0)
+        monkeypatch.setattr("proxy.relay.paced_steps.BURST_MS", 0.0)
         client, broker = await shaken_hands(lab, "PLAIN")
         pace, (connection,) = lab.services.login_pace, lab.relay.connections
         owed_ms = NEVER_MS if goes else SOON_MS
@@ -118,7 +118,7 @@ async def test_logins_of_an_address_that_took_much_wait(monkeypatch, goes):
 
 
 def test_each_address_pays_for_its_own_logins(monkeypatch):
-    monkeypatch.setattr("proxy.relay.login_pace.MAX_ADDRESSES", 2)
+    monkeypatch.setattr("proxy.relay.paced_steps.MAX_ADDRESSES", 2)
     pace = LoginPace()
     for _ in range(100):
         pace.took("a", BURST_MS / 50, 0.0)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.relay.outages import (
+from proxy.relay.log_limiter import (
     FAILING,
     MAX_BROKERS,
     OVER,

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerSettings
-from proxy.relay.ports import ListenerError
+from proxy.relay.ports import ListenerError, SharedPorts
 from proxy.relay.take_over import (
     TAKE_OVER_SCHEMA,
     OldProcess,
@@ -32,14 +32,17 @@ SUCCESSOR = """
 import asyncio, sys
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerSettings
+from proxy.relay.ports import SharedPorts
 
 async def main(host, port):
     settings = ListenerSettings("main", host, port, "x", None)
     listener = Listener(settings, asyncio.get_running_loop(), print, print)
-    listener.open({(host, port)})
+    ports = SharedPorts()
+    ports.sharing_with = {(host, port): 1}
+    listener.open(ports)
     print("open", flush=True)
     sys.stdin.readline()
-    listener.take_over()
+    ports.take_over()
     print("taken over", flush=True)
     sys.stdin.readline()
 
@@ -53,6 +56,12 @@ def listener(port: int, accepted: list) -> Listener:
     return Listener(settings, loop, lambda sock, _: accepted.append(sock), print)
 
 
+def ports_beside(addresses: Iterable[Address] | None) -> SharedPorts:
+    ports = SharedPorts()
+    ports.sharing_with = None if addresses is None else dict.fromkeys(addresses, 1)
+    return ports
+
+
 def python(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
     """Start a script in another process."""
     command = [sys.executable, "-c", script, *arguments]
@@ -64,7 +73,7 @@ def python(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
 async def test_what_connects_reaches_the_old_one_again_when_the_successor_is_killed():
     accepted = []
     old = listener(0, accepted)
-    old.open()
+    old.open(SharedPorts())
     old.accept()
 
     async def reaches_the_old_one(times: int = TIMES) -> None:
@@ -97,17 +106,17 @@ async def test_what_connects_reaches_the_old_one_again_when_the_successor_is_kil
 async def test_only_the_ports_of_the_predecessor_are_shared():
     accepted = []
     old, new = listener(0, accepted), None
-    old.open()
+    old.open(SharedPorts())
     port = old.bootstrap_port
     try:
         for beside in (None, (), {(HOST, port + 1)}, {("127.0.0.2", port)}):
             new = listener(port, accepted)
             with pytest.raises(ListenerError, match="in use"):
-                new.open(beside)
+                new.open(ports_beside(beside))
         for beside in ({(HOST, port)}, {("0.0.0.0", port)}):
-            new = listener(port, accepted)
-            new.open(beside)
-            new.take_over()
+            new, ports = listener(port, accepted), ports_beside(beside)
+            new.open(ports)
+            ports.take_over()
             new.close()
     finally:
         old.close()

@@ -23,7 +23,7 @@ from relaylab.lab import (
 )
 
 from proxy.quota.entities import QuotaKind
-from proxy.relay import visitor_eviction
+from proxy.relay import connection
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.services import ThrottleMode
 from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
@@ -97,7 +97,7 @@ async def open_pair(owner: str, **settings: Any) -> AsyncIterator[Pair]:
 @pytest.fixture
 def soon(monkeypatch):
     """Visitors go at once."""
-    monkeypatch.setattr(visitor_eviction, "MIN_VISIT_S", 0.0)
+    monkeypatch.setattr(connection, "MIN_VISIT_S", 0.0)
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])
@@ -146,7 +146,7 @@ async def test_a_visitor_is_let_go_and_gets_data_only_where_no_rule_bounds_it(is
             await broker.send(frames.fetch_response(1, 1000))
             assert await client.frame() == frames.fetch_response(1, 1000)
         assert await client.ended() == b""
-        assert asyncio.get_running_loop().time() - began_s >= visitor_eviction.MIN_VISIT_S
+        assert asyncio.get_running_loop().time() - began_s >= connection.MIN_VISIT_S
         await client.close()
         assert steered(pair.a) == 1
         size = 0 if is_bounded else len(frames.fetch_response(1, 1000))
@@ -248,7 +248,7 @@ async def test_a_move_with_requests_in_flight():
         for number in (2, 3):
             await client.send(frames.produce_request(number, acks=1))
             await broker.frame()
-        await asyncio.sleep(visitor_eviction.MIN_VISIT_S)
+        await asyncio.sleep(connection.MIN_VISIT_S)
         pair.move("b")
         await until(lambda: steered(pair.a))
         await client.send(frames.produce_request(4, acks=1))
@@ -262,7 +262,7 @@ async def test_a_move_with_requests_in_flight():
 
 
 async def test_those_that_have_come_stay(soon, monkeypatch):
-    monkeypatch.setattr(visitor_eviction, "MIN_VISIT_S", 0.2)
+    monkeypatch.setattr(connection, "MIN_VISIT_S", 0.2)
     async with open_pair("b") as pair:
         client, broker = await at_broker_port(pair.a, frames.fetch_request(1))
         await until(lambda: pair.a.relay.connected)
@@ -276,7 +276,7 @@ async def test_those_that_have_come_stay(soon, monkeypatch):
 
 
 async def test_a_move_while_an_answer_is_held(soon, monkeypatch):
-    monkeypatch.setattr(visitor_eviction, "LAST_HOLD_MS", 100.0)
+    monkeypatch.setattr(connection, "LAST_HOLD_MS", 100.0)
     async with open_pair("a", rules=(slow_client(),)) as pair:
         client, broker = await at_broker_port(pair.a, frames.fetch_request(1))
         await client.send(frames.fetch_request(2))

@@ -10,8 +10,8 @@ from relaylab.topic_frames import BY_ID, BY_NAME, ORDERS_ID, fetch, fetched, pro
 
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule
-from proxy.relay import client_usage
-from proxy.relay.client_usage import ClientUsage
+from proxy.relay import clients as clients_module
+from proxy.relay.clients import ClientUsage
 from proxy.relay.lane import Lane
 from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.wire.apis import PRODUCE
@@ -74,8 +74,8 @@ async def test_later_one_in_some_is_walked_and_stands_for_the_others(monkeypatch
     if lane and Lane is None:
         pytest.skip("there was no compiler")
     chance = random.Random(3)
-    monkeypatch.setattr(client_usage, "random", chance.random)
-    monkeypatch.setattr(client_usage, "WALKED_AT_FIRST", 20)
+    monkeypatch.setattr(clients_module, "random", chance.random)
+    monkeypatch.setattr(clients_module, "WALKED_AT_FIRST", 20)
     async with open_lab(rules=rules, lane=lane, sample_every=4) as lab:
         client, broker = await lab.pair(fetch(0, "a", "b"))
         moved = {"a": 500, "b": 0}

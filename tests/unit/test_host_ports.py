@@ -58,7 +58,7 @@ def opened() -> Iterator[Callable[[Config], HostPorts]]:
 
     def open_ports(config: Config) -> HostPorts:
         machines.append(HostPorts(config))
-        machines[-1].open()
+        machines[-1].open_all()
         return machines[-1]
 
     yield open_ports
@@ -121,7 +121,7 @@ def test_a_port_that_is_taken_leaves_none_open(configured):
         taken.listen()
         machine = HostPorts(configured(2, broker_ports=f"{first}-{last}"))
         with pytest.raises(ListenerError, match=str(last)):
-            machine.open()
+            machine.open_all()
     with socket.socket() as probe:
         probe.bind((HOST, first))
 

@@ -20,15 +20,15 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(320, 200),
-    "proxy/launcher": Budget(685, 400),
+    "proxy/launcher": Budget(650, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
-    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1360, 650),
+    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1355, 650),
     "proxy/tier": Budget(4155, 2350),
     "proxy/onboarding": Budget(980, 700),
     "proxy/queries": Budget(835, 650),
     "proxy/admin": Budget(6580, 4250),
     "proxy/config": Budget(2590, 2150),
-    "proxy/relay": Budget(6530, 4300),
+    "proxy/relay": Budget(6465, 4300),
     "proxy/usage": Budget(1020, 1000),
     "proxy/pipeline": Budget(3110, 2700),
     "proxy/backpressure": Budget(2520, 1950),

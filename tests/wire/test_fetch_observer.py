@@ -441,8 +441,8 @@ def test_it_is_done_when_the_last_partition_is_told(version, records):
 
 def both(version, body, step):
     """Walk with and without an observer in pieces of `step` bytes; None stands for malformed."""
-    for observer in (Seen(), None):
-        walker = FetchWalker(version, len(body), observer)
+    for observers in ([Seen()], []):
+        walker = FetchWalker(version, len(body), *observers)
         taken = 0
         try:
             while taken < len(body) and not walker.at_tail:
@@ -491,11 +491,11 @@ def test_nothing_is_told_of_records_that_cannot_be(size):
     assert seen.told == []
 
 
-@pytest.mark.parametrize("observer", [None, Seen()])
-def test_a_count_does_not_go_on_in_the_next_response(observer):
+@pytest.mark.parametrize("observers", [[], [Seen()]])
+def test_a_count_does_not_go_on_in_the_next_response(observers):
     body = bytes(10) + b"\x82"
     with pytest.raises(MalformedResponse):
-        FetchWalker(12, len(body), observer).feed(body + bytes(100))
+        FetchWalker(12, len(body), *observers).feed(body + bytes(100))
 
 
 BAD_NAMES = {

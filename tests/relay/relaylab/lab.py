@@ -22,8 +22,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
-from proxy.relay.client_usage import ClientUsage
-from proxy.relay.clients import ClientRegistry
+from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from parts.usage_world import UsageWorld
 
 from proxy.progress.topics import TopicNames
-from proxy.relay import client_usage
-from proxy.relay.client_usage import MAX_SAMPLED_TOPICS, SampleTurn, TopicSampler
+from proxy.relay import clients as clients_module
+from proxy.relay.clients import MAX_SAMPLED_TOPICS, SampleTurn, TopicSampler
 from proxy.usage.usage_meter import TopicShares, apportioned
 
 COUNTS = st.integers(0, 10**15)
@@ -99,7 +99,7 @@ class Lane:
 def split_error(seed, responses, sample_every, part, *, lane, monkeypatch):
     """Return how far a topic's part is from what passed, of all, where each response has one."""
     chance = random.Random(seed)
-    monkeypatch.setattr(client_usage, "random", chance.random)
+    monkeypatch.setattr(clients_module, "random", chance.random)
     sampler = TopicSampler(TopicNames(), sample_every)
     turns = [SampleTurn(sampler) for _ in range(3)]
     moved = dict.fromkeys("ab", 0)
@@ -137,7 +137,7 @@ def test_the_error_of_a_topic_is_below_five_percent(monkeypatch, responses, part
 
 
 def test_one_in_so_many_is_walked_in_the_end(monkeypatch):
-    monkeypatch.setattr(client_usage, "random", random.Random(1).random)
+    monkeypatch.setattr(clients_module, "random", random.Random(1).random)
     sampler = TopicSampler(TopicNames(), 20)
     sampler.walked(0, 1_000_000)
     turn = SampleTurn(sampler)
