@@ -61,6 +61,8 @@ FAILING_AFTER_MS = 5_000.0
 PROCESS_MARK = "#"
 """Between a member's name and what tells apart its processes: a new one knows of no lease."""
 
+Rows = Sequence[Sequence[Any]]
+
 _log = get_logger(__name__)
 
 
@@ -309,23 +311,24 @@ class BudgetExchanges:
         use.moved, use.asked_ms, use.is_urgent = meter.moved, now_ms, False
         return [use.rule, name, list(uses), claim.row()]
 
-    def _take(self, leases: Iterable[tuple[str, RateLease]]) -> None:
+    def _take(self, leases: Rows) -> None:
         now_ms = clock_ms()
-        for name, lease in leases:
+        for name, *lease in leases:
             use, meter = self._uses.get(name), self._quotas.leased.get(name)
             if use is None or meter is None:
                 continue
             use.answered_ms = now_ms
-            use.is_urgent = use.user.take(lease, now_ms)
+            use.is_urgent = use.user.take(RateLease(*lease), now_ms)
             meter.lease_rate(use.user.rate(now_ms), now_ms)
             if use.is_urgent:
                 self._wanted.set()
 
-    async def _leases(self, owner: str, message: Document) -> list[tuple[str, RateLease]]:
-        is_own = owner == self._name
-        rows = self.lease(message) if is_own else await self._peers.demand(owner, message)
+    async def _leases(self, owner: str, message: Document) -> Rows:
+        if owner == self._name:
+            return self.lease(message)
+        answer = await self._peers.demand(owner, message)
         try:
-            return [(str(name), _lease_of(lease)) for name, *lease in rows]
+            return [(str(name), *_lease_of(lease)) for name, *lease in answer]
         except (TypeError, ValueError) as error:
             raise PeerError(owner, f"its leases are not understood: {error}") from None
 
