@@ -17,6 +17,7 @@ TIMEOUT_MS = 60_000
 JOIN_S = 0.3
 """Then who has joined joins again: another one came after it."""
 
+UNKNOWN_MEMBER_ID = 25
 MEMBER_ID_REQUIRED = 79
 RETRIABLE = frozenset({14, 15, 16})
 """The coordinator is not ready, not found, or another one."""
@@ -42,9 +43,7 @@ class SlotGroup:
             check(await self._ask(request))
         for name in names:
             if name not in self._members:
-                response = await self._join("", b"")
-                assert response.error_code == MEMBER_ID_REQUIRED
-                self._members[name] = response.member_id
+                await self._get_id(name)
         joined = await self._join_all(names)
         (generation,) = {each.generation_id for each in joined.values()}
 
@@ -61,6 +60,12 @@ class SlotGroup:
         await asyncio.gather(*map(sync, names))
         return tuple(GroupFence(self.group_id, generation, self._members[name]) for name in names)
 
+    async def _get_id(self, name: str) -> None:
+        """Have the group give a member its id."""
+        response = await self._join("", b"")
+        assert response.error_code == MEMBER_ID_REQUIRED
+        self._members[name] = response.member_id
+
     async def _join_all(self, names: tuple[str, ...]) -> dict[str, Any]:
         """Have all join until they are in one generation."""
         tasks: dict[str, asyncio.Task[Any]] = {}
@@ -73,10 +78,15 @@ class SlotGroup:
             _, pending = await asyncio.wait(tasks.values(), timeout=JOIN_S)
             if not pending:
                 joined = {name: task.result() for name, task in tasks.items()}
-                for each in joined.values():
-                    check(each)
-                if len({each.generation_id for each in joined.values()}) == 1:
-                    return joined
+                # Every ten minutes Kafka forgets groups without members, and the ids that it gave.
+                forgotten = [name for name in names if joined[name].error_code == UNKNOWN_MEMBER_ID]
+                for name in forgotten:
+                    await self._get_id(name)
+                if not forgotten:
+                    for each in joined.values():
+                        check(each)
+                    if len({each.generation_id for each in joined.values()}) == 1:
+                        return joined
 
     async def _join(self, member_id: str, metadata: bytes) -> Any:
         request = JoinGroupRequest[5](
