@@ -15,6 +15,7 @@ from typing import NamedTuple
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import MAX_PARTITIONS, QueryProgress
 from proxy.progress.report import TriggerKind
+from proxy.quota.shares import apportioned
 from proxy.wire.topic_partition import TopicPartition
 
 from .drivers import NO_CONNECTION, REFUSED_GROWTH, Drivers, LookupConnection, PartitionOffsets
@@ -389,12 +390,8 @@ def apportion(total: int, lags: PartitionOffsets) -> dict[TopicPartition, int]:
         left -= 1
         whole -= lagging[small][0]
         small += 1
-    parts = {key: divmod(left * lag, whole) for lag, key in lagging[small:]}
-    made |= {key: part for key, (part, _) in parts.items()}
-    spare = left - sum(part for part, _ in parts.values())
-    for key in sorted(parts, key=lambda key: (-parts[key][1], key))[:spare]:
-        made[key] += 1
-    return made
+    in_order = dict(sorted((key, lag) for lag, key in lagging[small:]))
+    return made | apportioned(left, in_order)
 
 
 class Decision(NamedTuple):

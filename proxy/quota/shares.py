@@ -5,8 +5,11 @@ a floor of the share, not on top of it. Who wants less than its share leaves the
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +75,16 @@ def _level(spare: float, claims: Iterable[Claim]) -> float:
     else:
         return math.inf
     return level + spare / growth
+
+
+def apportioned(count: int, weights: Mapping[Part, int]) -> dict[Part, int]:
+    """Divide a whole number by weights of 0 or more, not all 0, by largest remainders (Hamilton).
+
+    Of equal remainders the first one gets one more.
+    """
+    total = sum(weights.values())
+    parts = {part: count * weight // total for part, weight in weights.items()}
+    left = count - sum(parts.values())
+    for part in sorted(weights, key=lambda each: -(count * weights[each] % total))[:left]:
+        parts[part] += 1
+    return parts

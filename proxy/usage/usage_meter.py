@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from time import time
-from typing import TypeVar
 
 from structlog import get_logger
 
@@ -23,6 +22,7 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.exposition import OTHER
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
+from proxy.quota.shares import apportioned
 from proxy.relay.clients import ClientUsage, Direction, TopicSampler
 from proxy.slices import Slices
 from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of
@@ -45,7 +45,6 @@ MAX_HASHES = 20_000  # whose hashes are kept
 UsageLabels = tuple[str, ...]
 """Listener, user, client id and API of a counter of bytes; of a client those before the API."""
 
-Part = TypeVar("Part")
 
 _log = get_logger(__name__)
 
@@ -94,16 +93,6 @@ class TopicShares:
         self.sizes.update({topic: size - parts[topic] for topic, size in sizes.items()})
         self.total_bytes = sum(self.sizes.values())
         return parts, False
-
-
-def apportioned(count: int, weights: Mapping[Part, int]) -> dict[Part, int]:
-    """Divide a whole number by weights of 0 or more, not all 0, by largest remainders."""
-    total = sum(weights.values())
-    parts = {part: count * weight // total for part, weight in weights.items()}
-    left = count - sum(parts.values())
-    for part in sorted(weights, key=lambda each: -(count * weights[each] % total))[:left]:
-        parts[part] += 1
-    return parts
 
 
 @dataclass(slots=True)

@@ -29,10 +29,10 @@ BUDGETS = {
     "proxy/admin": Budget(6580, 4250),
     "proxy/config": Budget(2590, 2150),
     "proxy/relay": Budget(6465, 4300),
-    "proxy/usage": Budget(1020, 1000),
+    "proxy/usage": Budget(1010, 1000),
     "proxy/pipeline": Budget(3110, 2700),
-    "proxy/backpressure": Budget(2520, 1950),
-    "proxy/quota": Budget(5595, 3100),
+    "proxy/backpressure": Budget(2515, 1950),
+    "proxy/quota": Budget(5610, 3100),
     "proxy/progress": Budget(3725, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from parts.usage_world import UsageWorld
 
 from proxy.progress.topics import TopicNames
+from proxy.quota.shares import apportioned
 from proxy.relay import clients as clients_module
 from proxy.relay.clients import MAX_SAMPLED_TOPICS, SampleTurn, TopicSampler
-from proxy.usage.usage_meter import TopicShares, apportioned
+from proxy.usage.usage_meter import TopicShares
 
 COUNTS = st.integers(0, 10**15)
 ORDERS_ID = bytes(range(16))
