@@ -211,6 +211,8 @@ class Rule(RuleKeys):
     """When it is in force; None: always."""
     ceilings: Mapping[QuotaKind, float] = field(init=False, repr=False, compare=False)
     """The most that its clients can have: by `bounds`, and by the budgets that they are in."""
+    entity_keys: frozenset[str] = field(init=False, repr=False, compare=False)
+    """What all traffic of one entity has in common: its listener, user, client-id or topic."""
 
     def __post_init__(self) -> None:
         try:
@@ -232,6 +234,7 @@ class Rule(RuleKeys):
                     min(rate, most.get(kind, rate)) if each.enforce else most.get(kind, rate)
                 )
         object.__setattr__(self, "ceilings", MappingProxyType(most))
+        object.__setattr__(self, "entity_keys", frozenset(self._entity_keys()))
 
     def document(self) -> dict[str, Any]:
         """Return what clients are held to as a JSON object, without where the rule stands."""
@@ -314,9 +317,7 @@ class Rule(RuleKeys):
             yield share.budget
             share = share.budget.share
 
-    @property
-    def entity_keys(self) -> set[str]:
-        """What all traffic of one entity has in common: its listener, user, client-id or topic."""
+    def _entity_keys(self) -> set[str]:
         if self.scope == "shared":
             exact = self.keys.keys() - PREFIX_KEYS
             return {key for key in exact if self.keys[key] != DEFAULT}
@@ -587,10 +588,12 @@ class RuleTable:
 
     def rules_by_topic(self, kind: QuotaKind, identity: ClientIdentity) -> list[Rule]:
         """Return for each topic, or prefix, that rules name the first for this client."""
-        found: dict[tuple[str | None, str | None], Rule] = {}
-        for rule in self.rules if kind in self._of_topics else ():
-            if rule.is_by_topic and kind in rule.bounds and mismatch(rule.keys, identity) is None:
-                found.setdefault((rule.topic, rule.topic_prefix), rule)
+        found: dict[tuple[TopicRank, str | None], Rule] = {}
+        for (topic_rank, rank), places in self._of_topics.get(kind, {}).items():
+            place = _place_of(identity, rank)
+            for (topic, named), rule in places.items():
+                if named == place:
+                    found.setdefault((topic_rank, topic), rule)
         return list(found.values())
 
     def _match(self, rule: Rule, identity: ClientIdentity, topic: str | None = None) -> Match:
