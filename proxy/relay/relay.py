@@ -142,6 +142,7 @@ class Relay:
         """Close the listeners, as `Listener.close`."""
         for listener in self.listeners.values():
             listener.close()
+        self.ports.close()
 
     async def drain(self) -> None:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""
