@@ -197,8 +197,9 @@ class AuditLog:
         self._changes.append(change)
         unsaved = [each for each in self._changes if each.number not in self._stored]
         gone = {number for number in self._stored if number < self._changes[0].number}
+        keys = [_RECORDS.key(_digits(number)) for number in gone]
         try:
-            await self._writer.put_many(map(_record_of, unsaved), delete=map(_key, gone))
+            await self._writer.put_many(map(_record_of, unsaved), delete=keys)
         except StateError as error:
             _log.error("a change is not kept in the state's audit", problem=str(error), what=what)
         else:
@@ -231,9 +232,9 @@ class AuditLog:
         await self._writer.close()
 
 
-def _key(number: int) -> str:
-    return _RECORDS.key(f"{number:0{_NUMBER_DIGITS}}")
+def _digits(number: int) -> str:
+    return f"{number:0{_NUMBER_DIGITS}}"
 
 
 def _record_of(change: AuditedChange) -> Record:
-    return Record.of(_key(change.number), change.model_dump(), _RECORDS.version)
+    return _RECORDS.record((_digits(change.number),), change.model_dump())

@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(650, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1355, 650),
-    "proxy/tier": Budget(4155, 2350),
+    "proxy/tier": Budget(4160, 2350),
     "proxy/onboarding": Budget(980, 700),
     "proxy/queries": Budget(835, 650),
     "proxy/admin": Budget(6580, 4250),

@@ -493,14 +493,17 @@ async def until_vacant(client: KafkaClient, group_id: str, name: str, limit_s: f
 
     def check(error_code: int) -> None:
         if error_code:
-            client.forget(key)
             raise UpstreamError(NOT_READY, name_of(error_code))
 
     async def look() -> None:
-        """Raise UpstreamError while a process has it."""
-        coordinator = await client.coordinator(key, check)
-        (group,) = (await client.ask(describe_request(group_id), coordinator)).groups
-        check(group.error_code)
+        """Raise UpstreamError while a process has it, or it is not known."""
+        try:
+            coordinator = await client.coordinator(key, check)
+            (group,) = (await client.ask(describe_request(group_id), coordinator)).groups
+            check(group.error_code)
+        except (UpstreamError, RefusedError) as error:
+            client.forget(key)
+            raise UpstreamError(NOT_READY, str(error)) from error
         if any(member.group_instance_id == name for member in group.members):
             raise UpstreamError(NOT_READY, f"{name} is still in group {group_id}")
 

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
-from proxy.cluster.upstream import UpstreamError
+from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.tier.group.group_member import until_vacant
 
 BROKER = ("kafka", 9092)
@@ -68,13 +68,14 @@ async def test_it_waits_until_the_one_before_has_left() -> None:
     assert coordinator.asked == 3
 
 
-@pytest.mark.parametrize("problem", [UpstreamError("timeout", ""), (NOT_COORDINATOR, [])])
+@pytest.mark.parametrize(
+    "problem", [UpstreamError("timeout", ""), RefusedError("no login", 58), (NOT_COORDINATOR, [])]
+)
 async def test_a_coordinator_that_is_not_there_is_looked_for_again(problem: Any) -> None:
     coordinator = Coordinator(problem, ["a"], [])
     assert await look(coordinator)
     assert coordinator.asked == 3
-    # One that breaks off is forgotten by the client itself.
-    assert len(coordinator.forgotten) == isinstance(problem, tuple)
+    assert len(coordinator.forgotten) == 1
 
 
 async def test_it_does_not_wait_for_good() -> None:
