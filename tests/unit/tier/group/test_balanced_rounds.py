@@ -17,8 +17,7 @@ MEAN_LOAD = 0.4
 
 LOOK_S, AVERAGE_S = 30.0, 20.0
 NOISE = 0.1
-HOUR = int(3600 / LOOK_S)
-"""In looks."""
+HOURS_4 = int(4 * 3600 / LOOK_S)
 ENOUGH_ROUNDS = 20
 FEW_ROUNDS = 5
 MAX_OF_MEAN = 1.2
@@ -111,22 +110,22 @@ def test_load_is_even_within_few_rounds_and_then_rests(members: int, seed: int) 
         tier.look()
     tier.settle(FEW_ROUNDS)
     assert tier.most_of_mean() <= MAX_OF_MEAN
-    tier.work(HOUR // 2)
-    assert tier.work(4 * HOUR) == 0
+    tier.work(HOURS_4 // 8)
+    assert tier.work(HOURS_4) == 0
     assert tier.most_of_mean() <= MAX_OF_MEAN
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_load_that_moves_to_other_slots_is_even_again_within_few_rounds(seed: int) -> None:
     tier = Tier(5, seed)
-    tier.work(HOUR // 2)
+    tier.work(HOURS_4 // 8)
     quiet = {slot for slot, owner in tier.owners.items() if owner in ("m0", "m1")}
     tier.loads = [load / 10 if slot in quiet else load for slot, load in enumerate(tier.loads)]
     tier.look()
     tier.settle(FEW_ROUNDS)
     assert tier.most_of_mean() <= MAX_OF_MEAN
-    tier.work(HOUR // 2)
-    assert tier.work(HOUR) == 0
+    tier.work(HOURS_4 // 8)
+    assert tier.work(HOURS_4) == 0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -134,9 +133,9 @@ def test_load_that_moves_to_other_slots_is_even_again_within_few_rounds(seed: in
 def test_a_heavy_key_keeps_its_place(heavy: float, seed: int) -> None:
     tier = Tier(3, seed)
     tier.loads[seed] = heavy * MEAN_LOAD
-    tier.work(HOUR // 2)
+    tier.work(HOURS_4 // 8)
     owner = tier.owners[seed]
-    assert tier.work(HOUR) == 0
+    assert tier.work(HOURS_4) == 0
     alone = sum(tier.loads[slot] for slot, name in tier.owners.items() if name == owner)
     assert alone <= max(MAX_OF_MEAN * tier.loads[seed], MAX_OF_MEAN * sum(tier.loads) / 3)
 
@@ -147,7 +146,7 @@ def test_a_heavy_key_keeps_its_place(heavy: float, seed: int) -> None:
 def test_who_joins_gets_its_part_by_few_moves(members: int, is_loaded: bool, seed: int) -> None:
     tier = Tier(members, seed)
     if is_loaded:
-        tier.work(HOUR // 2)
+        tier.work(HOURS_4 // 8)
     before, rounds = tier.handovers, tier.rounds
     tier.join("new")
     tier.settle()
@@ -156,7 +155,7 @@ def test_who_joins_gets_its_part_by_few_moves(members: int, is_loaded: bool, see
     assert tier.rounds - rounds <= FEW_ROUNDS
     if is_loaded:
         assert tier.most_of_mean() <= MAX_OF_MEAN
-        assert tier.work(HOUR) == 0
+        assert tier.work(HOURS_4) == 0
     else:
         assert got == pytest.approx(SLOTS / (members + 1), rel=0.1)
 
@@ -164,8 +163,8 @@ def test_who_joins_gets_its_part_by_few_moves(members: int, is_loaded: bool, see
 @pytest.mark.parametrize("seed", SEEDS)
 def test_who_restarts_has_its_slots_again(seed: int) -> None:
     tier = Tier(3, seed)
-    tier.work(HOUR // 2)
+    tier.work(HOURS_4 // 8)
     before = dict(tier.owners)
     tier.join("m1")
-    tier.work(HOUR)
+    tier.work(HOURS_4)
     assert tier.owners == before
