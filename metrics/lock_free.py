@@ -5,6 +5,7 @@ One thread counts and observes, and the same one is scraped.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import accumulate
@@ -14,23 +15,34 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
+VALUE, REQUESTS = range(2)  # in the cells of a counter
+
 Child = TypeVar("Child", bound="CounterChild | HistogramChild")
 
 
 class CounterChild:
-    """The count of one label set. Where each call counts, add to `value` directly."""
+    """The count of one label set. Where each call counts, add to `cells` directly."""
 
-    __slots__ = ("_name", "requests", "value")
+    __slots__ = ("_name", "cells")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.value = 0.0
-        self.requests = 0.0
+        self.cells = array("d", (0.0, 0.0))
+        """`value` and `requests`."""
+
+    @property
+    def value(self) -> float:
+        """What was counted."""
+        return self.cells[VALUE]
+
+    @property
+    def requests(self) -> float:
         """How many requests it is of, where that is counted; it is not exposed."""
+        return self.cells[REQUESTS]
 
     def inc(self, amount: float = 1) -> None:
         """Add `amount`, 0 or more."""
-        self.value += amount
+        self.cells[VALUE] += amount
 
     def collect(self) -> Iterable[Family]:
         """Return the family with its one sample, without labels."""

@@ -22,25 +22,27 @@ enum {
 };
 #define OBJECT(of) ((PyObject *)(of))
 #define GIVEN(which) (self->given ? PyTuple_GetItem(self->given, which) : NULL) /* a callback may close the lane */
-#define KEPT(of) {of->about, of->start, of->renew, of->observe, of->requests, of->count, of->shapes, of->seen}
+#define KEPT(of) {of->about, of->start, of->renew, of->observe, of->shapes, of->seen}
 #define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
 static const int64_t PERMIT_NS = 100000000, SAMPLE_AFTER_NS = 100000000;
 
 enum { METER_NOTHING, METER_REQUESTS, METER_RESPONSES, ANY_RESPONSE = 0, KNOWN_RESPONSE, NO_RESPONSE };
 enum { LEFT, TAKEN, UNTIL_NS }; /* of a lease */
+enum { VALUE, REQUESTS }; /* of a counter */
+enum { OF_LEASE, OF_REQUESTS, OF_COUNT, VIEWS };
 enum { CLIENT, BROKER, FAILED = -2, BLOCKED };
 enum { BEFORE, ON_REQUESTS, ON_RESPONSES, CHANNELS }; /* in `given` */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *about, *start, *renew, *observe, *requests, *count, *shapes, *seen;
-    Py_buffer lease;
     uint32_t api;
     int metered, response;
     int limit_at, limit; /* what a Fetch may ask for at most, 0 for as much as it does */
     int unsampled, until_shown;
-    int64_t sample_ns, until_ns;
-    uint64_t new_requests, new_bytes;
+    int64_t sample_ns, until_ns, *lease;
+    double *requests, *count; /* cells of counters */
+    PyObject *start, *seen, *about, *shapes, *renew, *observe;
+    Py_buffer views[VIEWS]; /* of the cells */
 } Kind;
 
 typedef struct {
@@ -62,7 +64,6 @@ typedef struct {
 
 static char buffer[BUFFER_BYTES]; /* nothing in it outlives a call, nor a call into Python */
 static PyTypeObject *kind_type;
-static PyObject *value_name, *requests_name;
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -79,7 +80,7 @@ static uint32_t int32_at(const char *at) {
 /* --- what a kind may, and what is counted of it --- */
 
 static int has_room(Kind *kind, int64_t bytes, int64_t now) {
-    int64_t *lease = kind->lease.buf;
+    int64_t *lease = kind->lease;
     return now < kind->until_ns && (!lease || (lease[LEFT] >= bytes && now < lease[UNTIL_NS]));
 }
 
@@ -94,35 +95,8 @@ static int takes(Kind *kind, int64_t bytes, int64_t now) {
         Py_XDECREF(may);
         if (!may || !has) return may ? 0 : -1;
     }
-    if (kind->lease.buf) {
-        int64_t *lease = kind->lease.buf;
-        lease[LEFT] -= bytes;
-        lease[TAKEN] += bytes;
-    }
+    if (kind->lease) kind->lease[LEFT] -= bytes, kind->lease[TAKEN] += bytes;
     return 1;
-}
-
-static int add(PyObject *counter, PyObject *name, uint64_t amount) {
-    PyObject *before = PyObject_GetAttr(counter, name);
-    PyObject *after = before ? PyFloat_FromDouble(PyFloat_AsDouble(before) + (double)amount) : NULL;
-    int failed = !after || PyObject_SetAttr(counter, name, after);
-    Py_XDECREF(before);
-    Py_XDECREF(after);
-    return failed;
-}
-
-/* Counts what came of the last kind, with the first frame of another one, or NULL for the end. */
-static int count(Kind **last, Kind *kind) {
-    Kind *done = *last;
-    if (done == kind) return 0;
-    *last = kind;
-    Py_XINCREF(OBJECT(kind));
-    int failed = done && ((done->new_requests && (add(done->requests, value_name, done->new_requests) ||
-                                                  add(done->count, requests_name, done->new_requests))) ||
-                          (done->new_bytes && add(done->count, value_name, done->new_bytes)));
-    if (done) done->new_requests = done->new_bytes = 0;
-    Py_XDECREF(OBJECT(done));
-    return failed ? -1 : 0;
 }
 
 /* Shows a copy of a frame, with what its request is about, or None of a response. */
@@ -199,8 +173,8 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
     int error = 0, may;
     int64_t at = 0, got = self->given ? read_some(self, CLIENT, self->request_bytes, &error) : BLOCKED;
     if (got < 0) return got == FAILED ? NULL : Py_NewRef(Py_None);
+    if (self->oldest == self->next) self->oldest = self->next = 0; /* in the same line of the cache */
     unsigned first = self->next;
-    Kind *last = NULL;
     int64_t now = now_ns();
     Py_ssize_t before = PyObject_Size(GIVEN(BEFORE));
     while (got - at >= REQUEST_START) {
@@ -217,9 +191,8 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
             uint32_t limit = htonl((uint32_t)kind->limit);
             memcpy(frame + kind->limit_at, &limit, sizeof limit);
         }
-        if (count(&last, kind) || show(kind, kind->about, frame, bytes)) return NULL;
-        kind->new_requests++;
-        if (kind->response == NO_RESPONSE) kind->new_bytes += bytes;
+        kind->requests[VALUE]++, kind->count[REQUESTS]++;
+        if (kind->response == NO_RESPONSE) kind->count[VALUE] += (double)bytes;
         else {
             int is_sampled = --kind->unsampled <= 0 || now >= kind->sample_ns;
             if (is_sampled) kind->unsampled = SAMPLE_EVERY, kind->sample_ns = now + SAMPLE_AFTER_NS;
@@ -227,9 +200,10 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
             self->in_flight[self->next++ % MAX_IN_FLIGHT] =
                 (Exchange){kind, int32_at(frame + 8), (uint32_t)bytes, now, is_sampled};
         }
+        if (show(kind, kind->about, frame, bytes)) return NULL; /* the last use: it may be forgotten */
         at += bytes;
     }
-    int64_t sent = count(&last, NULL) ? FAILED : send_some(self, BROKER, at);
+    int64_t sent = send_some(self, BROKER, at);
     for (unsigned n = first; n != self->next; n++)
         if (self->in_flight[n % MAX_IN_FLIGHT].sent_ns) self->in_flight[n % MAX_IN_FLIGHT].sent_ns = now_ns();
     self->active_ns = now;
@@ -244,7 +218,6 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
     if (got < 0) return got == FAILED ? NULL : Py_NewRef(Py_None);
     int64_t now = now_ns();
     Exchange sampled = {0};
-    Kind *last = NULL;
     int is_first = PyObject_Size(GIVEN(BEFORE)) == 0; /* of all that wait for their responses */
     while (is_first && got - at >= RESPONSE_START && self->oldest != self->next) {
         char *frame = buffer + at;
@@ -256,14 +229,14 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
         if (!may) break;
         if (kind->metered == METER_RESPONSES && (may = takes(kind, bytes, now)) < 0) return NULL;
         if (!may) break;
-        if (count(&last, kind) || show(kind, Py_None, frame, bytes)) return NULL;
-        kind->new_bytes += exchange->bytes + bytes;
+        if (show(kind, Py_None, frame, bytes)) return NULL;
+        kind->count[VALUE] += (double)(exchange->bytes + bytes);
         if (exchange->sent_ns) kind = sampled.kind, sampled = *exchange;
         Py_XDECREF(OBJECT(kind));
         self->oldest++;
         at += bytes;
     }
-    int64_t sent = count(&last, NULL) ? FAILED : send_some(self, CLIENT, at);
+    int64_t sent = send_some(self, CLIENT, at);
     int failed = sent == FAILED;
     if (sampled.kind) {
         int64_t began = sampled.sent_ns > self->free_ns ? sampled.sent_ns : self->free_ns;
@@ -340,9 +313,9 @@ static PyObject *waiting(Lane *self, void *unused) { return PyLong_FromUnsignedL
 static int init_kind(Kind *self, PyObject *args, PyObject *named) {
     static char *names[] = {"about", "api", "start", "renew", "observe", "requests", "count", "lease", "metered",
                             "response", "limit_at", "shapes", "seen", NULL};
-    PyObject *lease;
+    PyObject *cells[VIEWS];
     if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiOO", names, &self->about, &self->api, &self->start,
-                                     &self->renew, &self->observe, &self->requests, &self->count, &lease,
+                                     &self->renew, &self->observe, cells + OF_REQUESTS, cells + OF_COUNT, cells + OF_LEASE,
                                      &self->metered, &self->response, &self->limit_at,
                                      &self->shapes, &self->seen))
         return self->about = NULL, -1;
@@ -350,12 +323,15 @@ static int init_kind(Kind *self, PyObject *args, PyObject *named) {
     EACH(kept, Py_INCREF);
     if (self->limit_at && self->limit_at + 4 > REQUEST_START + PyBytes_Size(self->start))
         return PyErr_SetString(PyExc_ValueError, "the limit is not within the start"), -1;
-    return lease == Py_None ? 0 : PyObject_GetBuffer(lease, &self->lease, PyBUF_WRITABLE);
+    for (int n = 0; n < VIEWS; n++)
+        if ((n != OF_LEASE || cells[n] != Py_None) && PyObject_GetBuffer(cells[n], self->views + n, PyBUF_WRITABLE)) return -1;
+    self->lease = self->views[OF_LEASE].buf, self->requests = self->views[OF_REQUESTS].buf, self->count = self->views[OF_COUNT].buf;
+    return 0;
 }
 
 static void free_kind(Kind *self) {
     PyTypeObject *type = Py_TYPE(OBJECT(self));
-    if (self->lease.obj) PyBuffer_Release(&self->lease);
+    for (int n = 0; n < VIEWS; n++) PyBuffer_Release(self->views + n);
     PyObject *kept[] = KEPT(self);
     if (self->about) EACH(kept, Py_DECREF);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -392,8 +368,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_lane", NULL, -1, NU
 PyMODINIT_FUNC PyInit__lane(void) {
     PyObject *made = PyModule_Create(&module), *lane = PyType_FromSpec(&lane_spec);
     kind_type = (PyTypeObject *)PyType_FromSpec(&kind_spec);
-    value_name = PyUnicode_InternFromString("value"), requests_name = PyUnicode_InternFromString("requests");
-    if (!made || !lane || !kind_type || !value_name || !requests_name || PyModule_AddObjectRef(made, "Lane", lane) ||
+    if (!made || !lane || !kind_type || PyModule_AddObjectRef(made, "Lane", lane) ||
         PyModule_AddObjectRef(made, "Kind", (PyObject *)kind_type)) return NULL;
     Py_DECREF(lane);
     return made;

@@ -13,9 +13,9 @@ class Kind:
 
     `renew(about, kind)` returns whether they may pass for 100 ms more; it must not run a lane.
     `observe(broker_ms, proxy_ms)` gets the times of one in 17, and of one after 100 ms. `requests`
-    and `count`, of bytes, have a `value` to which is added, and the latter `requests`, too. `lease`
-    has the bytes that are left, those that were taken, and until when, in ns of the monotonic
-    clock; None: as many as come.
+    and `count`, of bytes, are the cells of counters, to which is added. `lease` has the bytes that
+    are left, those that were taken, and until when, in ns of the monotonic clock; None: as many as
+    come.
     `metered` says what is taken from it, and `response` what may be sent on, as in `lane`: any one,
     one that equals the second of a pair of `shapes` under the first as mask, or none is due. At
     `limit_at`, within `start`, is what a Fetch asks for at most. `seen`, if any, gets a copy of
@@ -35,8 +35,8 @@ class Kind:
         start: bytes,
         renew: Callable[[Any, Kind], bool],
         observe: Callable[[float, float], None],
-        requests: object,
-        count: object,
+        requests: array[float],
+        count: array[float],
         lease: array[int] | None,
         metered: int,
         response: int,

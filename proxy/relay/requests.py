@@ -6,6 +6,7 @@ from struct import Struct
 from time import thread_time
 
 from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.lock_free import REQUESTS
 from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.meter import Meter
@@ -153,8 +154,8 @@ class RequestFlow(FrameFlow):
             start,
             self._renew,
             kind.times.observe,
-            kind.count,
-            session.byte_counter(api_key),
+            kind.count.cells,
+            session.byte_counter(api_key).cells,
             None if lease is None else lease.cells,
             0 if lease is None else METER_RESPONSES if api_key == FETCH else METER_REQUESTS,
             response,
@@ -484,9 +485,9 @@ class RequestFlow(FrameFlow):
         Those of a Produce request are charged now, what it announces beyond them when it flows.
         """
         pair, kind = self._pair, exchange.kind
-        kind.count.value += 1
+        kind.count.inc()
         if kind.session.usage is not None:
-            kind.session.byte_counter(kind.api_key).requests += 1
+            kind.session.byte_counter(kind.api_key).cells[REQUESTS] += 1
         if kind.acks is not None:
             if have < exchange.request_bytes:
                 exchange.request_bytes = have

@@ -122,7 +122,7 @@ class ClientSession:
 
     def count_bytes(self, api_key: int, count: int) -> None:
         """Add to bytes_total."""
-        self.byte_counter(api_key).value += count
+        self.byte_counter(api_key).inc(count)
 
     def byte_counter(self, api_key: int) -> CounterChild:
         """Return the child of bytes_total."""

@@ -5,6 +5,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, UsageInstruments
+from metrics.lock_free import REQUESTS
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.progress.topics import TopicNames
 from proxy.quota.entities import ClientIdentity
@@ -79,8 +80,8 @@ class UsageWorld:
 
     def move(self, size, client_id="etl", user=None, api=FETCH, requests=1):
         child = self.clients.byte_counter(self.identity(client_id, user), api)
-        child.value += size
-        child.requests += requests
+        child.inc(size)
+        child.cells[REQUESTS] += requests
 
     def walk(self, sizes, total, weight=1, client_id="etl", user=None, api=FETCH):
         usage = self.clients.usage[self.identity(client_id, user)]

@@ -5,7 +5,6 @@ import socket
 from collections import deque
 from contextlib import suppress
 from struct import pack
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +13,7 @@ from parts.sensor_views import sensors_in_use
 from relaylab import frames
 from relaylab.lab import AllShown, End, Lab, open_lab, turns, until
 
+from metrics import CounterChild
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.meter import LEASE_MS
@@ -467,11 +467,11 @@ def test_who_closes_it_from_within_gets_an_error_and_no_crash():
     with client, ours, broker, theirs:
         given = deque(), print, print, None, None
         lane = Lane(ours.fileno(), broker.fileno(), 10, given)
-        counter = SimpleNamespace(value=0.0, requests=0.0)
+        cells = CounterChild("counter").cells
         times, start = (lambda *_: None), b"start"
         kind = Kind(
             *("about", FETCH << 16 | 15, start, lambda *_: lane.close() or True, times),
-            *(counter, counter, None, 0, 0, 0, [], None),
+            *(cells, cells, None, 0, 0, 0, [], None),
         )
         lane.learn(kind)
         lane.request_bytes = 100
