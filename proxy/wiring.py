@@ -152,6 +152,7 @@ class MemberProcess:
             numbers=count(1) if machine is None else count(MAX_WORKERS + number, MAX_WORKERS),
             steering=steering,
         )
+        self.queries.on_report = self.services.unshown.show_all
         listeners = tuple(listeners_of(config, self.secrets, number))
         self.relay = Relay(listeners, self.brokers, self.services)
         self.tier: TierMember | None = None

@@ -125,6 +125,8 @@ class Queries:
         self.following = Following(
             self.registry, self.backpressure, self._names, quotas, self.running, self._turns
         )
+        self.on_report: Callable[[], None] = lambda: None
+        """Is called before a report is applied: what was fetched before is recorded first."""
         self._writer: StateWriter | None = None
         self._writing = asyncio.Lock()
         self._handing_over = asyncio.Lock()
@@ -275,6 +277,7 @@ class Queries:
         self, report: Report, ends: Mapping[TopicPartition, int], scope: QueryScope
     ) -> Generator[bool, None, Document]:
         """Apply a report; return what came of it. See QueryRegistry.accepting."""
+        self.on_report()
         now_ms = clock_ms()
         accepted = yield from self.registry.accepting(report, now_ms, time.time(), ends, scope)
         query = accepted.query

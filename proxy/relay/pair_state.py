@@ -68,7 +68,7 @@ class PairState:
         self._in_flight: deque[Exchange] = deque()
         self.lane: Lane | None = None
         """Sends on what is plain. None before there are both ends, and where it cannot."""
-        self.shown = ShownFrames(services.show_soon, self.close_failed)
+        self.shown = ShownFrames(services.unshown, self.close_failed)
         """What an interceptor is to see of what the lane has sent on."""
         self.shapes = ProduceResponseShapes()
         """Of responses to Produce that name no broker."""

@@ -536,7 +536,7 @@ class RequestFlow(FrameFlow):
         pair, interceptor = self._pair, exchange.kind.session.interceptor
         assert interceptor is not None
         if exchange.kind.api_key != FETCH:
-            pair.services.show_all()  # what other connections have fetched came before
+            pair.services.unshown.show_all()  # what other connections have fetched came before
         try:
             exchange.seen = interceptor.request(exchange.head(len(frame)), frame, exchange.sent_ms)
         except ClientSentOn:

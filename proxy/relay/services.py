@@ -29,6 +29,7 @@ from proxy.relay.paced_steps import LoginPace, PacedSteps
 from proxy.relay.pump import MAX_PIPES, PipePool
 from proxy.relay.steering import Steering
 from proxy.relay.timing import TimedApis
+from proxy.relay.unshown_frames import UnshownFrames
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
 from proxy.wire.frames import FrameFault
 
@@ -46,9 +47,6 @@ UPSTREAM_ERRORS = (
     *("login_refused", "quotas_refused"),
 )
 """Every reason of `upstream_errors_total`; explained in docs/limits.md."""
-
-SHOW_MS = 5.0
-"""For so long at most what the lane has sent on waits to be shown: so much is shown at once."""
 
 _log = get_logger(__name__)
 
@@ -144,8 +142,9 @@ class Services:
     max_pipes: int = MAX_PIPES
     pipes: PipePool = field(init=False)
     times: TimedApis = field(init=False)
+    unshown: UnshownFrames = field(init=False)
+    """What the lane has sent on, and an interceptor is to see."""
     _awaits_leases: bool = False
-    _unshown: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.connection_quotas = ConnectionQuotas(self.quotas)
@@ -154,6 +153,7 @@ class Services:
         self.instruments.kept_bytes.set_function(lambda: self.kept_bytes.total)
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
         self.times = TimedApis(self.instruments)
+        self.unshown = UnshownFrames(self.loop.call_later)
         self.quotas.on_lent = self._await_leases
         no_pipe = partial(self.log.warning, "no pipe for splice, copying instead", reason="no_pipe")
         self.pipes = PipePool(self.max_pipes, lambda error: no_pipe(error=str(error)))
@@ -184,18 +184,6 @@ class Services:
         self.outages.sweep(now_ms)
         self.log.sweep()
         self.login_pace.sweep(now_ms)
-
-    def show_soon(self, show: Callable[[], None]) -> None:
-        """Call it within SHOW_MS."""
-        if not self._unshown:
-            self.loop.call_later(SHOW_MS / MS_PER_SECOND, self.show_all)
-        self._unshown.append(show)
-
-    def show_all(self) -> None:
-        """Call all that waits for it."""
-        unshown, self._unshown = self._unshown, []
-        for show in unshown:
-            show()
 
     def request_counter(self, api_key: int, version: int) -> CounterChild:
         """Return the child of requests_total; versions that no schema knows share a label."""

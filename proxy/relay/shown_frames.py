@@ -8,6 +8,7 @@ from typing import TypeAlias
 from metrics.clock import clock_ms
 from proxy.relay.exchange import RequestKind
 from proxy.relay.interceptor import InterceptedRequest
+from proxy.relay.unshown_frames import UnshownFrames
 from proxy.wire.fetch import FetchRead
 from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body, read_at_once
 
@@ -21,15 +22,13 @@ be walked."""
 class ShownFrames:
     """Copies of one connection's frames, in their order."""
 
-    __slots__ = ("_in_flight", "_on_error", "_show_soon", "_since_ms", "rows")
+    __slots__ = ("_all", "_bytes", "_in_flight", "_on_error", "_since_ms", "rows")
 
-    def __init__(
-        self,
-        show_soon: Callable[[Callable[[], None]], None],
-        on_error: Callable[[Exception], None],
-    ) -> None:
-        """`show_soon` calls what it is given a little later; `on_error` gets what `show` raises."""
-        self._show_soon, self._on_error = show_soon, on_error
+    def __init__(self, every: UnshownFrames, on_error: Callable[[Exception], None]) -> None:
+        """`on_error` gets what `show` raises."""
+        self._all, self._on_error = every, on_error
+        self._bytes = 0
+        """Of the rows."""
         self.rows: list[tuple[RequestKind | None, bytes]] = []
         """What is to be shown."""
         self._in_flight: deque[tuple[RequestKind, bytes, InterceptedRequest | None]] = deque()
@@ -40,8 +39,10 @@ class ShownFrames:
         """Take a request of a kind, or, with None, the response to the oldest one."""
         if not self.rows:
             self._since_ms = clock_ms()
-            self._show_soon(self.show)
+            self._all.add(self._since_ms, self.show)
         self.rows.append((kind, frame))
+        self._bytes += len(frame)
+        self._all.bytes += len(frame)
 
     def take(self, kind: RequestKind, correlation_id: int) -> InterceptedRequest | None:
         """Give up the oldest request in flight if it is the one that the lane gives up."""
@@ -59,6 +60,8 @@ class ShownFrames:
         Of Fetches that each go on where the one before ended, one is recorded.
         """
         rows, self.rows = self.rows[::-1], []
+        self._all.bytes -= self._bytes
+        self._bytes = 0
         last: _Exchange | None = None
         try:
             while rows:

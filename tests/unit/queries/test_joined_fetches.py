@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from unit.queries.test_following import FollowingWorld
 
 from proxy.relay.shown_frames import ShownFrames
+from proxy.relay.unshown_frames import UnshownFrames
 from proxy.wire.apis import APIS, FETCH, plan_of
 from proxy.wire.frames import parse_request_head
 
@@ -43,7 +44,7 @@ class Consumer:
         world = FollowingWorld(queries=["c"], adaptive=["c"])
         world.following.names.known[TOPIC_ID.bytes] = TOPIC
         self.query, self.client = world.registry.query_of("c"), world.client()
-        self.shown, self.errors = ShownFrames(lambda _: None, self.failed), []
+        self.shown, self.errors = ShownFrames(UnshownFrames(lambda *_: None), self.failed), []
         self.kind = None
         self.number = self.offset = self.asked_of = 0
         self.session = (0, 0) if in_session else (0, -1)

@@ -1,0 +1,59 @@
+"""Has frames that the lane has sent on shown a little later, a few connections at a time."""
+
+from collections import deque
+from collections.abc import Callable
+
+from metrics.clock import MS_PER_SECOND, clock_ms
+
+SHOW_AFTER_MS = 50.0
+"""For so long at most frames wait to be shown: the more of a connection, the less each takes."""
+
+LOOK_EVERY_MS = 5.0
+MOST_MS = 2.0
+"""For how long they are shown at a time, while connections are served in between."""
+
+MOST_BYTES = 4 << 20
+"""Of all that wait; beyond that no time is left in between."""
+
+
+class UnshownFrames:
+    """The frames of all connections that wait to be shown."""
+
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], object],
+        clock: Callable[[], float] = clock_ms,
+    ) -> None:
+        """`call_later` calls after so many seconds; the clock is monotonic, in milliseconds."""
+        self._call_later, self._clock = call_later, clock
+        self._is_called = False
+        self.bytes = 0
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        """Since when, in the order of these times; some have been shown already."""
+
+    def add(self, since_ms: float, show: Callable[[], None]) -> None:
+        """Have the frames of a connection shown, of which the first came then."""
+        self._waiting.append((since_ms, show))
+        if not self._is_called:
+            self._call_again(LOOK_EVERY_MS)
+
+    def show_all(self) -> None:
+        """Show all that wait."""
+        waiting, self._waiting = self._waiting, deque()
+        for _, show in waiting:
+            show()
+
+    def _call_again(self, after_ms: float) -> None:
+        self._is_called = True
+        self._call_later(after_ms / MS_PER_SECOND, self._show_some)
+
+    def _show_some(self) -> None:
+        self._is_called = False
+        waiting, began_ms = self._waiting, self._clock()
+        while waiting and (self.bytes > MOST_BYTES or waiting[0][0] <= began_ms - SHOW_AFTER_MS):
+            if self.bytes <= MOST_BYTES and self._clock() > began_ms + MOST_MS:
+                self._call_again(0.0)
+                return
+            waiting.popleft()[1]()
+        if waiting:
+            self._call_again(LOOK_EVERY_MS)
