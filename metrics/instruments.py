@@ -27,7 +27,7 @@ LOOP_LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0,
 PER_SENSOR = "quota_entity*, quota"
 """The labels of what is counted for a sensor."""
 
-_SAMPLED = "Of one request in 17 of an API, and of those that come 0.1 s after the last one."
+_SAMPLED = "Of one request in 67 of an API, and of those that come 0.25 s after the last one."
 
 M = TypeVar("M")
 LabelValues = tuple[str, ...]

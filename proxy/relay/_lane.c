@@ -18,20 +18,19 @@ enum {
     BUFFER_BYTES = 64 << 10,
     REQUEST_START = 12, /* length, API key and version, correlation id */
     RESPONSE_START = 8, /* length, correlation id */
-    MAX_KINDS = 16, MAX_SAME_API = 2 /* acks=0 and others */, MAX_IN_FLIGHT = 32, SAMPLE_EVERY = 17,
+    MAX_KINDS = 16, MAX_SAME_API = 2 /* acks=0 and others */, MAX_IN_FLIGHT = 32, SAMPLE_EVERY = 67,
 };
 #define OBJECT(of) ((PyObject *)(of))
-#define GIVEN(which) (self->given ? PyTuple_GetItem(self->given, which) : NULL) /* a callback may close the lane */
 #define KEPT(of) {of->about, of->start, of->renew, of->observe, of->shapes, of->seen}
 #define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
-static const int64_t PERMIT_NS = 100000000, SAMPLE_AFTER_NS = 100000000;
+static const int64_t PERMIT_NS = 250000000, SAMPLE_AFTER_NS = 250000000;
 
 enum { METER_NOTHING, METER_REQUESTS, METER_RESPONSES, ANY_RESPONSE = 0, KNOWN_RESPONSE, NO_RESPONSE };
 enum { LEFT, TAKEN, UNTIL_NS }; /* of a lease */
 enum { VALUE, REQUESTS }; /* of a counter */
 enum { OF_LEASE, OF_REQUESTS, OF_COUNT, VIEWS };
 enum { CLIENT, BROKER, FAILED = -2, BLOCKED };
-enum { BEFORE, ON_REQUESTS, ON_RESPONSES, CHANNELS }; /* in `given` */
+enum { BEFORE, ON_REQUESTS, ON_RESPONSES, CHANNELS, GIVEN = CHANNELS + 2 };
 
 typedef struct {
     PyObject_HEAD
@@ -55,7 +54,7 @@ typedef struct {
     PyObject_HEAD
     int fd[2], most, kinds;
     int request_bytes, response_bytes; /* how much to read at a time; 0: all is Python's */
-    PyObject *given; /* NULL: closed */
+    PyObject *given[GIVEN]; /* NULL: a callback has closed the lane */
     Kind *kind[MAX_KINDS];
     Exchange in_flight[MAX_IN_FLIGHT];
     unsigned oldest, next;
@@ -142,7 +141,7 @@ static int64_t by_tls(PyObject *channel, const char *what, int64_t bytes, int fl
 static int64_t read_some(Lane *self, int from, int bytes, int *error) {
     if (!bytes) return 0;
     if (bytes > BUFFER_BYTES) bytes = BUFFER_BYTES;
-    PyObject *tls = GIVEN(CHANNELS + from);
+    PyObject *tls = self->given[CHANNELS + from];
     if (tls != Py_None) return by_tls(tls, "recv_into", bytes, PyBUF_WRITE);
     ssize_t got = recv(self->fd[from], buffer, bytes, 0);
     if (got >= 0 || errno == EAGAIN || errno == EINTR) return got;
@@ -152,7 +151,7 @@ static int64_t read_some(Lane *self, int from, int bytes, int *error) {
 
 static int64_t send_some(Lane *self, int to, int64_t bytes) {
     if (!bytes) return 0;
-    PyObject *tls = GIVEN(CHANNELS + to);
+    PyObject *tls = self->given[CHANNELS + to];
     int64_t sent = tls == Py_None ? send(self->fd[to], buffer, bytes, MSG_NOSIGNAL) : by_tls(tls, "send", bytes, PyBUF_READ);
     return sent == BLOCKED ? 0 : sent; /* why, is for Python to find when it sends the rest */
 }
@@ -171,12 +170,12 @@ static Kind *kind_of(Lane *self, const char *frame, int64_t bytes) {
 
 static PyObject *requests_ready(Lane *self, PyObject *unused) {
     int error = 0, may;
-    int64_t at = 0, got = self->given ? read_some(self, CLIENT, self->request_bytes, &error) : BLOCKED;
+    int64_t at = 0, got = self->given[BEFORE] ? read_some(self, CLIENT, self->request_bytes, &error) : BLOCKED;
     if (got < 0) return got == FAILED ? NULL : Py_NewRef(Py_None);
     if (self->oldest == self->next) self->oldest = self->next = 0; /* in the same line of the cache */
     unsigned first = self->next;
     int64_t now = now_ns();
-    Py_ssize_t before = PyObject_Size(GIVEN(BEFORE));
+    Py_ssize_t before = PyObject_Size(self->given[BEFORE]);
     while (got - at >= REQUEST_START) {
         char *frame = buffer + at;
         int64_t bytes = (int64_t)int32_at(frame) + 4;
@@ -209,16 +208,16 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
     self->active_ns = now;
     if (sent == FAILED) return NULL;
     if (at && sent == got) Py_RETURN_NONE;
-    return leave(GIVEN(ON_REQUESTS), sent, at, got, error);
+    return leave(self->given[ON_REQUESTS], sent, at, got, error);
 }
 
 static PyObject *responses_ready(Lane *self, PyObject *unused) {
     int error = 0, may;
-    int64_t at = 0, got = self->given ? read_some(self, BROKER, self->response_bytes, &error) : BLOCKED;
+    int64_t at = 0, got = self->given[BEFORE] ? read_some(self, BROKER, self->response_bytes, &error) : BLOCKED;
     if (got < 0) return got == FAILED ? NULL : Py_NewRef(Py_None);
     int64_t now = now_ns();
     Exchange sampled = {0};
-    int is_first = PyObject_Size(GIVEN(BEFORE)) == 0; /* of all that wait for their responses */
+    int is_first = PyObject_Size(self->given[BEFORE]) == 0; /* of all that wait for their responses */
     while (is_first && got - at >= RESPONSE_START && self->oldest != self->next) {
         char *frame = buffer + at;
         int64_t bytes = (int64_t)int32_at(frame) + 4;
@@ -251,7 +250,7 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
     if (at) self->free_ns = now;
     self->active_ns = now;
     if (at && sent == got) Py_RETURN_NONE;
-    return leave(GIVEN(ON_RESPONSES), sent, at, got, error);
+    return leave(self->given[ON_RESPONSES], sent, at, got, error);
 }
 
 /* --- for Python --- */
@@ -291,13 +290,15 @@ static PyObject *learn(Lane *self, PyObject *given) {
 static PyObject *close_lane(Lane *self, PyObject *unused) {
     self->request_bytes = self->response_bytes = 0;
     while (self->oldest != self->next) Py_DECREF(OBJECT(self->in_flight[self->oldest++ % MAX_IN_FLIGHT].kind));
-    Py_CLEAR(self->given);
+    for (int n = 0; n < GIVEN; n++) Py_CLEAR(self->given[n]);
     return forget(self, unused);
 }
 
 static int init_lane(Lane *self, PyObject *args, PyObject *unused) {
-    int is_given = PyArg_ParseTuple(args, "iiiO!", self->fd, self->fd + BROKER, &self->most, &PyTuple_Type, &self->given);
-    Py_XINCREF(self->given);
+    PyObject **given = self->given;
+    int is_given = PyArg_ParseTuple(args, "iii(OOOOO)", self->fd, self->fd + BROKER, &self->most, given + BEFORE,
+                                    given + ON_REQUESTS, given + ON_RESPONSES, given + CHANNELS, given + CHANNELS + 1);
+    for (int n = 0; n < GIVEN; n++) given[n] = is_given ? Py_NewRef(given[n]) : NULL;
     return is_given - 1;
 }
 

@@ -11,8 +11,8 @@ _Left: TypeAlias = Callable[[bytes, bytes, int], None]
 class Kind:
     """Requests that begin with the same bytes, and what their responses must be like.
 
-    `renew(about, kind)` returns whether they may pass for 100 ms more; it must not run a lane.
-    `observe(broker_ms, proxy_ms)` gets the times of one in 17, and of one after 100 ms. `requests`
+    `renew(about, kind)` returns whether they may pass for 250 ms more; it must not run a lane.
+    `observe(broker_ms, proxy_ms)` gets the times of one in 67, and of one after 250 ms. `requests`
     and `count`, of bytes, are the cells of counters, to which is added. `lease` has the bytes that
     are left, those that were taken, and until when, in ns of the monotonic clock; None: as many as
     come.

@@ -9,10 +9,10 @@ from metrics import HistogramChild, Instruments
 from metrics.clock import MS_PER_SECOND
 from proxy.wire.apis import api_name
 
-SAMPLE_EVERY = 17
+SAMPLE_EVERY = 67
 """Of an API's requests one in so many is measured. A prime: no client's habits have that period."""
 
-SAMPLE_AFTER_MS = 100.0
+SAMPLE_AFTER_MS = 250.0
 """So is one that comes so long after the last one measured: else few are of a rare API."""
 
 
