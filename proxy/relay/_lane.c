@@ -12,7 +12,9 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
     BUFFER_BYTES = 64 << 10,
@@ -21,7 +23,7 @@ enum {
     MAX_KINDS = 16, MAX_SAME_API = 2 /* acks=0 and others */, MAX_IN_FLIGHT = 32, SAMPLE_EVERY = 67,
 };
 #define OBJECT(of) ((PyObject *)(of))
-#define KEPT(of) {of->about, of->start, of->renew, of->observe, of->shapes, of->seen}
+#define KEPT(of) {of->about, of->starts, of->renew, of->observe, of->shapes, of->seen}
 #define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
 static const int64_t PERMIT_NS = 250000000, SAMPLE_AFTER_NS = 250000000;
 
@@ -36,11 +38,13 @@ typedef struct {
     PyObject_HEAD
     uint32_t api;
     int metered, response;
+    char *start; /* of its frames, behind the correlation id */
+    Py_ssize_t start_bytes;
     int limit_at, limit; /* what a Fetch may ask for at most, 0 for as much as it does */
     int unsampled, until_shown;
     int64_t sample_ns, until_ns, *lease;
     double *requests, *count; /* cells of counters */
-    PyObject *start, *seen, *about, *shapes, *renew, *observe;
+    PyObject *about, *starts, *renew, *observe, *shapes, *seen;
     Py_buffer views[VIEWS]; /* of the cells */
 } Kind;
 
@@ -137,13 +141,14 @@ static int64_t by_tls(PyObject *channel, const char *what, int64_t bytes, int fl
     return count;
 }
 
-/* Reads; returns how much, 0 for the end of the stream or if it is Python's, BLOCKED, or FAILED. */
+/* Reads; returns how much, 0 for the end of the stream or if it is Python's, BLOCKED, or FAILED. By
+   a system call of its own: in libc's it would be a point where a thread may be cancelled. */
 static int64_t read_some(Lane *self, int from, int bytes, int *error) {
     if (!bytes) return 0;
     if (bytes > BUFFER_BYTES) bytes = BUFFER_BYTES;
     PyObject *tls = self->given[CHANNELS + from];
     if (tls != Py_None) return by_tls(tls, "recv_into", bytes, PyBUF_WRITE);
-    ssize_t got = recv(self->fd[from], buffer, bytes, 0);
+    ssize_t got = syscall(SYS_recvfrom, self->fd[from], buffer, (size_t)bytes, 0, NULL, NULL);
     if (got >= 0 || errno == EAGAIN || errno == EINTR) return got;
     *error = errno;
     return 0;
@@ -152,18 +157,16 @@ static int64_t read_some(Lane *self, int from, int bytes, int *error) {
 static int64_t send_some(Lane *self, int to, int64_t bytes) {
     if (!bytes) return 0;
     PyObject *tls = self->given[CHANNELS + to];
-    int64_t sent = tls == Py_None ? send(self->fd[to], buffer, bytes, MSG_NOSIGNAL) : by_tls(tls, "send", bytes, PyBUF_READ);
+    int64_t sent = tls == Py_None ? syscall(SYS_sendto, self->fd[to], buffer, (size_t)bytes, MSG_NOSIGNAL, NULL, 0) : by_tls(tls, "send", bytes, PyBUF_READ);
     return sent == BLOCKED ? 0 : sent; /* why, is for Python to find when it sends the rest */
 }
 
 static Kind *kind_of(Lane *self, const char *frame, int64_t bytes) {
     uint32_t api = int32_at(frame + 4);
     for (int n = 0; n < self->kinds; n++) {
-        char *start;
-        Py_ssize_t length;
-        if (self->kind[n]->api != api) continue;
-        if (PyBytes_AsStringAndSize(self->kind[n]->start, &start, &length)) return NULL;
-        if (bytes >= REQUEST_START + length && !memcmp(frame + REQUEST_START, start, length)) return self->kind[n];
+        Kind *kind = self->kind[n];
+        if (kind->api == api && bytes >= REQUEST_START + kind->start_bytes &&
+            !memcmp(frame + REQUEST_START, kind->start, kind->start_bytes)) return kind;
     }
     return NULL;
 }
@@ -281,7 +284,7 @@ static PyObject *learn(Lane *self, PyObject *given) {
         Kind *here = n < self->kinds ? self->kind[n] : NULL;
         self->kind[n] = displaced, displaced = here, self->kinds += !here;
         if (here && here->api == kind->api && (++same == MAX_SAME_API ||
-            PyObject_RichCompareBool(here->start, kind->start, Py_EQ))) break;
+            PyObject_RichCompareBool(here->starts, kind->starts, Py_EQ))) break;
     }
     Py_XDECREF(OBJECT(displaced));
     Py_RETURN_NONE;
@@ -315,14 +318,15 @@ static int init_kind(Kind *self, PyObject *args, PyObject *named) {
     static char *names[] = {"about", "api", "start", "renew", "observe", "requests", "count", "lease", "metered",
                             "response", "limit_at", "shapes", "seen", NULL};
     PyObject *cells[VIEWS];
-    if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiOO", names, &self->about, &self->api, &self->start,
+    if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiOO", names, &self->about, &self->api, &self->starts,
                                      &self->renew, &self->observe, cells + OF_REQUESTS, cells + OF_COUNT, cells + OF_LEASE,
                                      &self->metered, &self->response, &self->limit_at,
                                      &self->shapes, &self->seen))
         return self->about = NULL, -1;
     PyObject *kept[] = KEPT(self);
     EACH(kept, Py_INCREF);
-    if (self->limit_at && self->limit_at + 4 > REQUEST_START + PyBytes_Size(self->start))
+    PyBytes_AsStringAndSize(self->starts, &self->start, &self->start_bytes);
+    if (self->limit_at && self->limit_at + 4 > REQUEST_START + self->start_bytes)
         return PyErr_SetString(PyExc_ValueError, "the limit is not within the start"), -1;
     for (int n = 0; n < VIEWS; n++)
         if ((n != OF_LEASE || cells[n] != Py_None) && PyObject_GetBuffer(cells[n], self->views + n, PyBUF_WRITABLE)) return -1;
