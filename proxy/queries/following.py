@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
 
 from proxy.backpressure.backpressure import Backpressure, OffsetLookups, QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
@@ -15,7 +14,7 @@ from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.interceptor import ClientSentOn, InterceptedRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import NO_OFFSET, FetchRead, FetchRequestPartitions, read_fetch_request
+from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import (
@@ -225,8 +224,8 @@ class _InterceptedFetch(InterceptedRequest):
 
     takes_whole = False
 
-    def goes_on(self, got: FetchRead, before: Self, got_before: FetchRead) -> bool:
-        return self.ask.goes_on(got, before.ask, got_before)
+    def read_from(self, start: int) -> None:
+        self.ask.read_from(start)
 
     def sent(self) -> None:
         self.tracker.asked(self.ask, self.sent_ms)

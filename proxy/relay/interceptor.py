@@ -6,11 +6,10 @@ all but the record data as it passes. Or the interceptor answers, and the broker
 """
 
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Protocol
 
 from proxy.quota.entities import ClientIdentity
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import FetchRead
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
 
@@ -40,12 +39,8 @@ class InterceptedRequest:
     def sent(self) -> None:
         """Record that the request was sent on, before anything is answered: what can wait."""
 
-    def goes_on(self, got: FetchRead, before: Self, got_before: FetchRead) -> bool:  # noqa: ARG002
-        """Take the place of the Fetch before if this one asks from where that one's records end.
-
-        Returns whether that is so: then neither the one before nor what it got is recorded.
-        """
-        return False
+    def read_from(self, start: int) -> None:
+        """Take the place of a FetchRun that began at this offset: it is the last one of it."""
 
     def wait_ms(self, now_ms: float) -> float:  # noqa: ARG002
         """Return for how long a whole response should still wait; 0: not at all."""

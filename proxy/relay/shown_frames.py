@@ -11,18 +11,25 @@ from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.unshown_frames import UnshownFrames
 from proxy.wire.fetch import FetchRead
 from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body, read_at_once
+from proxy.wire.fetch_run import FetchRun
+from proxy.wire.layout import UNREADABLE
 
 _NUMBER, _NUMBER_AT = Struct(">i"), slice(8, 12)  # the correlation id of a request
 
-_Exchange: TypeAlias = tuple[InterceptedRequest, int, memoryview, FetchRead | None]
-"""A request that was shown; version and body of its response, and what is in that, None: it is to
-be walked."""
+_Exchange: TypeAlias = tuple[RequestKind, InterceptedRequest, memoryview, FetchRead | None]
+"""A request that was shown, the body of its response, and what is in that, None: to be walked."""
+
+TRY_AFTER = 16
+"""So many Fetches are read one by one before one is tried for another run: that costs as much."""
 
 
 class ShownFrames:
     """Copies of one connection's frames, in their order."""
 
-    __slots__ = ("_all", "_bytes", "_in_flight", "_on_error", "_since_ms", "rows")
+    __slots__ = (
+        *("_all", "_bytes", "_in_flight", "_on_error", "_run", "_run_kind", "_since_ms"),
+        *("_until_run", "rows"),
+    )
 
     def __init__(self, every: UnshownFrames, on_error: Callable[[Exception], None]) -> None:
         """`on_error` gets what `show` raises."""
@@ -34,6 +41,11 @@ class ShownFrames:
         self._in_flight: deque[tuple[RequestKind, bytes, InterceptedRequest | None]] = deque()
         """Requests without a response yet: kind, correlation id, and what is made of them."""
         self._since_ms = 0.0
+        self._run: FetchRun | None = None
+        self._run_kind: RequestKind | None = None
+        """Of the requests in it."""
+        self._until_run = 0
+        """How many more Fetches are read one by one before one is tried for another run."""
 
     def add(self, kind: RequestKind | None, frame: bytes) -> None:
         """Take a request of a kind, or, with None, the response to the oldest one."""
@@ -62,21 +74,28 @@ class ShownFrames:
         rows, self.rows = self.rows[::-1], []
         self._all.bytes -= self._bytes
         self._bytes = 0
-        last: _Exchange | None = None
+        is_running = False
         try:
             while rows:
                 kind, frame = rows.pop()
-                seen = None if kind is None else self._seen(kind, frame)
-                if kind and seen and rows and rows[-1][0] is None and not self._in_flight:
-                    exchange = _read(kind, seen, rows.pop()[1])
-                    if last and not _goes_on(exchange, last):
-                        _record(last)
-                    last = exchange
+                is_answered = bool(rows) and rows[-1][0] is None and not self._in_flight
+                run = self._run if is_answered and kind is self._run_kind else None
+                if is_running:
+                    if run is not None and run.goes_on(frame, rows[-1][1]):
+                        rows.pop()
+                        continue
+                    self._record_run()
+                is_running = run is not None and len(rows) > 1 and run.begins(frame, rows[-1][1])
+                if is_running:
+                    rows.pop()
                     continue
-                if last is not None:
-                    _record(last)
-                    last = None
-                if kind is None:
+                seen = None if kind is None else self._seen(kind, frame)
+                if kind and seen and is_answered:
+                    _, response = rows.pop()
+                    exchange = _read(kind, seen, response)
+                    self._try_run(exchange, frame, response)
+                    _record(exchange)
+                elif kind is None:
                     kind, _, seen = self._in_flight.popleft()
                     if seen is not None:
                         _record(_read(kind, seen, frame), is_sent=True)
@@ -84,10 +103,35 @@ class ShownFrames:
                     if seen is not None:
                         seen.sent()
                     self._in_flight.append((kind, frame[_NUMBER_AT], seen))
-            if last is not None:
-                _record(last)
+            if is_running:
+                self._record_run()
         except Exception as error:
             self._on_error(error)
+
+    def _try_run(self, exchange: _Exchange, request: bytes, response: bytes) -> None:
+        """Have the next Fetches taken for a run if they are like this one."""
+        kind, _, body, got = exchange
+        self._until_run -= 1
+        if got is None or self._until_run > 0:
+            return
+        at = kind.first.header_end, len(response) - len(body)
+        try:
+            self._run = FetchRun(kind.version, request, at[0], response, at[1])
+        except (ValueError, *UNREADABLE):
+            return
+        self._until_run, self._run_kind = TRY_AFTER, kind
+
+    def _record_run(self) -> None:
+        """Record the last Fetch of a run in place of all."""
+        run, kind = self._run, self._run_kind
+        assert run is not None
+        assert kind is not None
+        request, response = run.latest
+        seen = self._seen(kind, request)
+        if seen is not None:
+            seen.read_from(run.start)
+            seen.measured(run.passed_bytes)
+            _record(_read(kind, seen, response))
 
     def _seen(self, kind: RequestKind, frame: bytes) -> InterceptedRequest | None:
         interceptor = kind.session.interceptor
@@ -100,17 +144,12 @@ class ShownFrames:
 def _read(kind: RequestKind, seen: InterceptedRequest, frame: bytes) -> _Exchange:
     seen.measured(len(frame))
     body = memoryview(frame)[fetch_body(kind.plan, frame, len(frame)) :]
-    return seen, kind.version, body, read_at_once(kind.version, body)
-
-
-def _goes_on(exchange: _Exchange, last: _Exchange) -> bool:
-    (seen, _, _, got), (before, _, _, got_before) = exchange, last
-    return got is not None and got_before is not None and seen.goes_on(got, before, got_before)
+    return kind, seen, body, read_at_once(kind.version, body)
 
 
 def _record(exchange: _Exchange, *, is_sent: bool = False) -> None:
     """Record that the request was sent, if it is not yet, and what it got."""
-    seen, version, body, got = exchange
+    kind, seen, body, got = exchange
     if not is_sent:
         seen.sent()
     observer = seen.observer(clock_ms())
@@ -119,7 +158,7 @@ def _record(exchange: _Exchange, *, is_sent: bool = False) -> None:
     if got is not None:
         _show_read(got, observer)
         return
-    walker = FetchWalker(version, len(body), observer)
+    walker = FetchWalker(kind.version, len(body), observer)
     walker.feed(body)
     walker.show()
 

@@ -12,7 +12,7 @@ LOOK_EVERY_MS = 5.0
 MOST_MS = 2.0
 """For how long they are shown at a time, while connections are served in between."""
 
-MOST_BYTES = 4 << 20
+MOST_UNSHOWN_BYTES = 4 << 20
 """Of all that wait; beyond that no time is left in between."""
 
 
@@ -50,8 +50,9 @@ class UnshownFrames:
     def _show_some(self) -> None:
         self._is_called = False
         waiting, began_ms = self._waiting, self._clock()
-        while waiting and (self.bytes > MOST_BYTES or waiting[0][0] <= began_ms - SHOW_AFTER_MS):
-            if self.bytes <= MOST_BYTES and self._clock() > began_ms + MOST_MS:
+        due_ms = began_ms - SHOW_AFTER_MS
+        while waiting and (self.bytes > MOST_UNSHOWN_BYTES or waiting[0][0] <= due_ms):
+            if self.bytes <= MOST_UNSHOWN_BYTES and self._clock() > began_ms + MOST_MS:
                 self._call_again(0.0)
                 return
             waiting.popleft()[1]()

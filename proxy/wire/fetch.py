@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import INT32, MalformedFrame
@@ -75,24 +75,10 @@ class FetchRequestPartitions:
         """Whether the request names all that it asks for, not only what has changed."""
         return self.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH)
 
-    def records(self, got: FetchRead) -> tuple[tuple[int, TopicKey, int], int, int] | None:
-        """Return of what it got records, from which offset on and up to where, if it is of one."""
-        rows = got.topics[0][1] if len(got.topics) == len(self.positions) == 1 else ()
-        if len(rows) != 1 or self.forgotten or got.session != (0, self.session_id):
-            return None
-        (topic, partition, offset), (index, error_code, *_, end) = self.positions[0], rows[0]
-        is_other = (got.topics[0][0], index, error_code) != (topic, partition, 0)
-        if is_other or end is None or end <= offset:
-            return None
-        return (self.session_id, topic, partition), offset, end
-
-    def goes_on(self, got: FetchRead, before: Self, got_before: FetchRead) -> bool:
-        """Stand for the request before, too, if that got all up to where this one asks from."""
-        mine, its = self.records(got), before.records(got_before)
-        if mine is None or its is None or (mine[0], mine[1]) != (its[0], its[2]):
-            return False
-        self.latest, self.positions = self.positions, before.positions
-        return True
+    def read_from(self, start: int) -> None:
+        """Stand for a run of requests, of which the first asked from there and this is the last."""
+        self.latest, ((topic, partition, _),) = self.positions, self.positions
+        self.positions = ((topic, partition, start),)
 
 
 def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:

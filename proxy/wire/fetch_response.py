@@ -119,7 +119,7 @@ class FetchWalker:
         partition's records end also when they are not all in one piece. Raises ValueError for a
         version that the schemas do not know.
         """
-        self._form = form = _form(version)
+        self._form = form = fetch_form(version)
         self.remaining_bytes = body_bytes
         """Of the body, behind what was fed and skipped. At the tail: the length of the tail."""
         self.opaque_bytes = 0
@@ -269,7 +269,7 @@ all there. Raises MalformedResponse, also when the body has no room for so much.
 
 def read_at_once(version: int, body: Buffer) -> FetchRead | None:
     """Return what a whole body says; None when not all in it is as in most."""
-    return _read_at_once(_form(version), body, len(body))
+    return _read_at_once(fetch_form(version), body, len(body))
 
 
 def _read_at_once(form: "_Form", data: Buffer, limit: int) -> FetchRead | None:
@@ -574,4 +574,4 @@ class _Form:
             self.read_rows = usual_rows(self.head, self.replica_bytes)
 
 
-_form = cache(_Form)
+fetch_form = cache(_Form)

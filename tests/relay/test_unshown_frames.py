@@ -4,8 +4,8 @@ import pytest
 
 from proxy.relay.unshown_frames import (
     LOOK_EVERY_MS,
-    MOST_BYTES,
     MOST_MS,
+    MOST_UNSHOWN_BYTES,
     SHOW_AFTER_MS,
     UnshownFrames,
 )
@@ -69,7 +69,7 @@ def test_they_are_shown_for_a_short_time_in_each_round():
 def test_what_is_too_much_waits_no_longer():
     world = World()
     for name in range(10):
-        world.add(name, took_ms=MOST_MS, size=MOST_BYTES / 4)
+        world.add(name, took_ms=MOST_MS, size=MOST_UNSHOWN_BYTES / 4)
     world.tick()
     assert world.shown == [0, 1, 2, 3, 4, 5]
 

@@ -1,0 +1,169 @@
+"""A Fetch is taken for the next of a run only if nothing in it could mean anything else."""
+
+from struct import pack
+from uuid import UUID
+
+import pytest
+
+from proxy.wire.apis import APIS, FETCH, plan_of
+from proxy.wire.fetch import read_fetch_request
+from proxy.wire.fetch_response import fetch_body
+from proxy.wire.fetch_run import FetchRun
+from proxy.wire.frames import parse_request_head
+
+VERSION = 17
+TOPIC, OTHER = UUID(int=7), UUID(int=8)
+SESSION = 77
+MIN_BATCH_BYTES, BATCH_PREFIX_BYTES = 61, 12
+
+
+def batch(start: int, count: int, size: int = 0) -> bytes:
+    body_bytes = MIN_BATCH_BYTES + size - BATCH_PREFIX_BYTES
+    head = pack(">qiibIhi", start, body_bytes, 0, 2, 0, 0, count - 1)
+    return head + bytes(MIN_BATCH_BYTES + size - len(head))
+
+
+def asked(offset, *, number=1, topic=TOPIC, forgotten=(), partitions=(0,), of=None, **fields):
+    request = APIS[FETCH].request
+    of = {"current_leader_epoch": 3, "partition_max_bytes": 1000, **(of or {})}
+    rows = [
+        request.FetchTopic.FetchPartition(partition=each, fetch_offset=offset, **of)
+        for each in partitions
+    ]
+    gone = [request.ForgottenTopic(topic_id=topic, partitions=[each]) for each in forgotten]
+    message = request[VERSION](
+        **{"session_id": SESSION, "session_epoch": number, "max_bytes": 5000, **fields},
+        topics=[request.FetchTopic(topic_id=topic, partitions=rows)],
+        forgotten_topics_data=gone,
+    )
+    message.with_header(correlation_id=number, client_id="c")
+    return bytes(message.encode(header=True, framed=True))
+
+
+def answered(records, *, number=1, topic=TOPIC, partitions=(0,), of=None, **fields):
+    response = APIS[FETCH].response
+    topic_of = response.FetchableTopicResponse
+    about = {"high_watermark": 90, "last_stable_offset": 90, "log_start_offset": number}
+    rows = [
+        topic_of.PartitionData(partition_index=each, records=records, **about, **(of or {}))
+        for each in partitions
+    ]
+    topics = [topic_of(topic_id=topic, partitions=rows)]
+    message = response[VERSION](**{"session_id": SESSION, **fields}, responses=topics)
+    message.with_header(correlation_id=number)
+    return bytes(message.encode(header=True, framed=True))
+
+
+def run_of(request: bytes, response: bytes) -> FetchRun:
+    head = parse_request_head(memoryview(request), max_request_bytes=1 << 20)
+    plan = plan_of(FETCH, VERSION)
+    read_fetch_request(VERSION, memoryview(request)[head.header_end :])  # as for every first one
+    at = fetch_body(plan, response, len(response))
+    return FetchRun(VERSION, request, head.header_end, response, at)
+
+
+FIRST = asked(10), answered(batch(10, 5))
+SECOND = asked(15, number=2), answered(batch(15, 3, size=300), number=2)
+THIRD = asked(18, number=3), answered(batch(18, 1), number=3)
+
+
+def test_those_that_read_on_are_taken():
+    run = run_of(*FIRST)
+    assert run.begins(*FIRST)
+    assert run.goes_on(*SECOND)
+    assert run.goes_on(*THIRD)
+    assert (run.start, run.latest) == (10, THIRD)
+    assert run.passed_bytes == len(FIRST[1]) + len(SECOND[1])
+    assert run.begins(*SECOND)  # another run, which begins anywhere
+    assert (run.start, run.latest, run.passed_bytes) == (15, SECOND, 0)
+
+
+def test_without_a_session_as_well():
+    none = {"session_id": 0, "session_epoch": -1}
+    first = asked(10, **none), answered(batch(10, 5), session_id=0)
+    run = run_of(*first)
+    assert run.begins(*first)
+    assert run.goes_on(asked(15, **none), answered(batch(15, 1), session_id=0))
+    ended = asked(16, session_id=0, session_epoch=1)
+    assert not run.goes_on(ended, answered(batch(16, 1), session_id=0))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"offset": 14}, id="offset before"),
+        pytest.param({"offset": 16}, id="offset behind"),
+        {"topic": OTHER},
+        {"partitions": [1]},
+        {"partitions": [0, 1]},
+        {"forgotten": [1]},
+        {"session_id": SESSION + 1},
+        {"session_epoch": 0},
+        {"session_epoch": -1},
+        {"max_bytes": 4000},
+        {"min_bytes": 2},
+        {"isolation_level": 1},
+        {"rack_id": "r"},
+        {"of": {"partition_max_bytes": 999}},
+        {"of": {"current_leader_epoch": 4}},
+        {"of": {"log_start_offset": 1}},
+    ],
+    ids=str,
+)
+def test_a_request_that_differs_is_not(other):
+    run = run_of(*FIRST)
+    assert run.begins(*FIRST)
+    assert not run.goes_on(asked(**{"offset": 15, "number": 2, **other}), SECOND[1])
+    assert (run.start, run.latest, run.passed_bytes) == (10, FIRST, 0)
+    assert run.goes_on(*SECOND)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"records": None}, id="no records"),
+        pytest.param({"records": batch(15, 3)[:-1]}, id="cut"),
+        pytest.param({"records": batch(10, 5)}, id="records from before"),
+        {"topic": OTHER},
+        {"partitions": [1]},
+        {"partitions": [0, 1]},
+        {"session_id": 0},
+        {"session_id": SESSION + 1},
+        {"error_code": 70},
+        {"throttle_time_ms": 5},
+        {"of": {"error_code": 1}},
+        {"node_endpoints": True},
+    ],
+    ids=str,
+)
+def test_nor_is_a_response(other):
+    response = APIS[FETCH].response
+    if "node_endpoints" in other:
+        endpoint = response.NodeEndpoint(node_id=1, host="h", port=1, rack=None)
+        other = {"node_endpoints": [endpoint]}
+    run = run_of(*FIRST)
+    assert run.begins(*FIRST)
+    answer = answered(**{"records": batch(15, 3), "number": 2, **other})
+    assert not run.goes_on(SECOND[0], answer)
+    assert (run.start, run.latest, run.passed_bytes) == (10, FIRST, 0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        pytest.param({"partitions": [0, 1]}, {}, id="two partitions"),
+        pytest.param({"forgotten": [1]}, {}, id="one is forgotten"),
+        pytest.param({"session_id": 0, "session_epoch": 0}, {}, id="a session begins"),
+        pytest.param({}, {"records": None}, id="no records"),
+        pytest.param({}, {"of": {"error_code": 1}}, id="an error"),
+        pytest.param({}, {"topic": OTHER}, id="another topic"),
+        pytest.param({}, {"partitions": [1]}, id="another partition"),
+        pytest.param({}, {"partitions": [0, 1]}, id="more is answered"),
+    ],
+)
+def test_not_every_fetch_can_be_in_a_run(ask, answer):
+    with pytest.raises(ValueError, match=r"like most|another answer"):
+        run_of(
+            asked(**{"offset": 10, **ask}),
+            answered(**{"records": batch(10, 5), **answer}),
+        )
