@@ -721,7 +721,7 @@ def test_a_pipeline_goes_and_comes_back_while_a_root_is_pending(
     first.done(topics[0], 20, 30)
     until_ledger(running, pending=1)
     reload(running, kafka)
-    assert json.loads(running.get("/v1/pipelines")[1])["pipelines"] == []
+    until(lambda: not json.loads(running.get("/v1/pipelines")[1])["pipelines"], "it is gone")
     assert failed(running, "pipeline_changed") == 1
     assert NAME not in running.metrics().labels("ledger_pending", "pipeline")
     (gone,) = running.logged("pipeline is gone")
