@@ -23,14 +23,14 @@ enum {
     MAX_KINDS = 16, MAX_SAME_API = 2 /* acks=0 and others */, MAX_IN_FLIGHT = 32, SAMPLE_EVERY = 67,
 };
 #define OBJECT(of) ((PyObject *)(of))
-#define KEPT(of) {of->about, of->starts, of->renew, of->observe, of->shapes, of->seen}
+#define KEPT(of) {of->about, of->starts, of->renew, of->observe, of->shapes, of->rows, of->began}
 #define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
 static const int64_t PERMIT_NS = 250000000, SAMPLE_AFTER_NS = 250000000;
 
 enum { METER_NOTHING, METER_REQUESTS, METER_RESPONSES, ANY_RESPONSE = 0, KNOWN_RESPONSE, NO_RESPONSE };
 enum { LEFT, TAKEN, UNTIL_NS }; /* of a lease */
 enum { VALUE, REQUESTS }; /* of a counter */
-enum { OF_LEASE, OF_REQUESTS, OF_COUNT, VIEWS };
+enum { OF_REQUESTS, OF_COUNT, OF_LEASE, OF_UNSHOWN, VIEWS };
 enum { CLIENT, BROKER, FAILED = -2, BLOCKED };
 enum { BEFORE, ON_REQUESTS, ON_RESPONSES, CHANNELS, GIVEN = CHANNELS + 2 };
 
@@ -42,9 +42,9 @@ typedef struct {
     Py_ssize_t start_bytes;
     int limit_at, limit; /* what a Fetch may ask for at most, 0 for as much as it does */
     int unsampled, until_shown;
-    int64_t sample_ns, until_ns, *lease;
+    int64_t sample_ns, until_ns, *lease, *unshown;
     double *requests, *count; /* cells of counters */
-    PyObject *about, *starts, *renew, *observe, *shapes, *seen;
+    PyObject *about, *starts, *renew, *observe, *shapes, *rows, *began;
     Py_buffer views[VIEWS]; /* of the cells */
 } Kind;
 
@@ -102,12 +102,16 @@ static int takes(Kind *kind, int64_t bytes, int64_t now) {
     return 1;
 }
 
-/* Shows a copy of a frame, with what its request is about, or None of a response. */
+/* Keeps a copy of a frame, with what its request is about, or None of a response. */
 static int show(Kind *kind, PyObject *about, const char *frame, int64_t bytes) {
-    if (kind->seen == Py_None) return 0;
-    PyObject *done = PyObject_CallFunction(kind->seen, "Oy#", about, frame, (Py_ssize_t)bytes);
+    if (!kind->unshown) return 0;
+    PyObject *row = Py_BuildValue("(Oy#)", about, frame, (Py_ssize_t)bytes), *done = NULL;
+    int failed = !row || PyList_Append(kind->rows, row);
+    if (!failed) *kind->unshown += bytes;
+    if (!failed && PyList_Size(kind->rows) == 1) failed = !(done = PyObject_CallFunctionObjArgs(kind->began, NULL));
+    Py_XDECREF(row);
     Py_XDECREF(done);
-    return done ? 0 : -1;
+    return failed ? -1 : 0;
 }
 
 /* Whether a response names no broker: its API never does, or it equals, under a mask, one that did
@@ -316,12 +320,12 @@ static PyObject *waiting(Lane *self, void *unused) { return PyLong_FromUnsignedL
 
 static int init_kind(Kind *self, PyObject *args, PyObject *named) {
     static char *names[] = {"about", "api", "start", "renew", "observe", "requests", "count", "lease", "metered",
-                            "response", "limit_at", "shapes", "seen", NULL};
+                            "response", "limit_at", "shapes", "rows", "unshown", "began", NULL};
     PyObject *cells[VIEWS];
-    if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiOO", names, &self->about, &self->api, &self->starts,
+    if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiOOOO", names, &self->about, &self->api, &self->starts,
                                      &self->renew, &self->observe, cells + OF_REQUESTS, cells + OF_COUNT, cells + OF_LEASE,
                                      &self->metered, &self->response, &self->limit_at,
-                                     &self->shapes, &self->seen))
+                                     &self->shapes, &self->rows, cells + OF_UNSHOWN, &self->began))
         return self->about = NULL, -1;
     PyObject *kept[] = KEPT(self);
     EACH(kept, Py_INCREF);
@@ -329,8 +333,9 @@ static int init_kind(Kind *self, PyObject *args, PyObject *named) {
     if (self->limit_at && self->limit_at + 4 > REQUEST_START + self->start_bytes)
         return PyErr_SetString(PyExc_ValueError, "the limit is not within the start"), -1;
     for (int n = 0; n < VIEWS; n++)
-        if ((n != OF_LEASE || cells[n] != Py_None) && PyObject_GetBuffer(cells[n], self->views + n, PyBUF_WRITABLE)) return -1;
-    self->lease = self->views[OF_LEASE].buf, self->requests = self->views[OF_REQUESTS].buf, self->count = self->views[OF_COUNT].buf;
+        if ((n < OF_LEASE || cells[n] != Py_None) && PyObject_GetBuffer(cells[n], self->views + n, PyBUF_WRITABLE)) return -1;
+    self->requests = self->views[OF_REQUESTS].buf, self->count = self->views[OF_COUNT].buf;
+    self->lease = self->views[OF_LEASE].buf, self->unshown = self->views[OF_UNSHOWN].buf;
     return 0;
 }
 

@@ -18,9 +18,10 @@ class Kind:
     come.
     `metered` says what is taken from it, and `response` what may be sent on, as in `lane`: any one,
     one that equals the second of a pair of `shapes` under the first as mask, or none is due. At
-    `limit_at`, within `start`, is what a Fetch asks for at most. `seen`, if any, gets a copy of
-    each request with `about`, and of each response with None, just before it is sent on. It must
-    not run a lane.
+    `limit_at`, within `start`, is what a Fetch asks for at most. `rows`, if any, gets a copy of
+    each request with `about`, and of each response with None, just before it is sent on; `unshown`
+    is the cell to which their bytes are added, and `began()` is called after the first. It must not
+    run a lane.
     """
 
     limit: int
@@ -42,7 +43,9 @@ class Kind:
         response: int,
         limit_at: int,
         shapes: list[tuple[bytes, bytes]],
-        seen: Callable[[Any, bytes], None] | None,
+        rows: list[tuple[Any, bytes]] | None,
+        unshown: array[int] | None,
+        began: Callable[[], None] | None,
     ) -> None: ...
 
 class Lane:

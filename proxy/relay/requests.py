@@ -135,6 +135,7 @@ class RequestFlow(FrameFlow):
         """Have the lane send on requests of a kind, if nothing but quotas may keep them."""
         session, api_key, version = kind.session, kind.api_key, kind.version
         start, response = kind.plain_start, _plain_response(kind)
+        shown = self._pair.shown
         kind.until_taught = TEACH_EVERY
         is_walked = kind.turn is not None and kind.turn.sampler.weight == 1
         is_asked_for = api_key == FETCH and kind.turn is None
@@ -161,7 +162,9 @@ class RequestFlow(FrameFlow):
             response,
             limit_at,
             self._pair.shapes.pairs(version),
-            self._pair.shown.add if kind.is_shown else None,
+            shown.rows if kind.is_shown else None,
+            shown.unshown.cells if kind.is_shown else None,
+            shown.begin if kind.is_shown else None,
         )
         if kind.turn is not None:
             kind.turn.join(lane_kind)

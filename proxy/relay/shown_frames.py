@@ -27,17 +27,15 @@ class ShownFrames:
     """Copies of one connection's frames, in their order."""
 
     __slots__ = (
-        *("_all", "_bytes", "_in_flight", "_on_error", "_run", "_run_kind", "_since_ms"),
-        *("_until_run", "rows"),
+        *("_in_flight", "_on_error", "_run", "_run_kind", "_since_ms"),
+        *("_until_run", "rows", "unshown"),
     )
 
-    def __init__(self, every: UnshownFrames, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, unshown: UnshownFrames, on_error: Callable[[Exception], None]) -> None:
         """`on_error` gets what `show` raises."""
-        self._all, self._on_error = every, on_error
-        self._bytes = 0
-        """Of the rows."""
+        self.unshown, self._on_error = unshown, on_error
         self.rows: list[tuple[RequestKind | None, bytes]] = []
-        """What is to be shown."""
+        """To be shown: a request with its kind, or, with None, the response to the oldest one."""
         self._in_flight: deque[tuple[RequestKind, bytes, InterceptedRequest | None]] = deque()
         """Requests without a response yet: kind, correlation id, and what is made of them."""
         self._since_ms = 0.0
@@ -47,14 +45,10 @@ class ShownFrames:
         self._until_run = 0
         """How many more Fetches are read one by one before one is tried for another run."""
 
-    def add(self, kind: RequestKind | None, frame: bytes) -> None:
-        """Take a request of a kind, or, with None, the response to the oldest one."""
-        if not self.rows:
-            self._since_ms = clock_ms()
-            self._all.add(self._since_ms, self.show)
-        self.rows.append((kind, frame))
-        self._bytes += len(frame)
-        self._all.bytes += len(frame)
+    def begin(self) -> None:
+        """Have all rows shown soon: there is a first one, whose bytes are counted as unshown."""
+        self._since_ms = clock_ms()
+        self.unshown.add(self._since_ms, self.show)
 
     def take(self, kind: RequestKind, correlation_id: int) -> InterceptedRequest | None:
         """Give up the oldest request in flight if it is the one that the lane gives up."""
@@ -71,9 +65,9 @@ class ShownFrames:
 
         Of Fetches that each go on where the one before ended, one is recorded.
         """
-        rows, self.rows = self.rows[::-1], []
-        self._all.bytes -= self._bytes
-        self._bytes = 0
+        rows = self.rows[::-1]
+        self.rows.clear()
+        self.unshown.cells[0] -= sum([len(frame) for _, frame in rows])
         is_running = False
         try:
             while rows:

@@ -1,5 +1,6 @@
 """Has frames that the lane has sent on shown a little later, a few connections at a time."""
 
+from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -27,7 +28,8 @@ class UnshownFrames:
         """`call_later` calls after so many seconds; the clock is monotonic, in milliseconds."""
         self._call_later, self._clock = call_later, clock
         self._is_called = False
-        self.bytes = 0
+        self.cells = array("q", (0,))
+        """Their bytes."""
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
         """Since when, in the order of these times; some have been shown already."""
 
@@ -50,9 +52,9 @@ class UnshownFrames:
     def _show_some(self) -> None:
         self._is_called = False
         waiting, began_ms = self._waiting, self._clock()
-        due_ms = began_ms - SHOW_AFTER_MS
-        while waiting and (self.bytes > MOST_UNSHOWN_BYTES or waiting[0][0] <= due_ms):
-            if self.bytes <= MOST_UNSHOWN_BYTES and self._clock() > began_ms + MOST_MS:
+        due_ms, bytes_of = began_ms - SHOW_AFTER_MS, self.cells
+        while waiting and (bytes_of[0] > MOST_UNSHOWN_BYTES or waiting[0][0] <= due_ms):
+            if bytes_of[0] <= MOST_UNSHOWN_BYTES and self._clock() > began_ms + MOST_MS:
                 self._call_again(0.0)
                 return
             waiting.popleft()[1]()

@@ -472,7 +472,7 @@ def test_who_closes_it_from_within_gets_an_error_and_no_crash():
         times, start = (lambda *_: None), b"start"
         kind = Kind(
             *("about", FETCH << 16 | 15, start, lambda *_: lane.close() or True, times),
-            *(cells, cells, None, 0, 0, 0, [], None),
+            *(cells, cells, None, 0, 0, 0, [], None, None, None),
         )
         lane.learn(kind)
         lane.request_bytes = 100

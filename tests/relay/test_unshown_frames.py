@@ -26,9 +26,9 @@ class World:
         def show() -> None:
             self.now_ms += took_ms
             self.shown.append(name)
-            self.unshown.bytes -= size
+            self.unshown.cells[0] -= size
 
-        self.unshown.bytes += size
+        self.unshown.cells[0] += size
         self.unshown.add(self.now_ms, show)
 
     def tick(self) -> None:
@@ -69,7 +69,7 @@ def test_they_are_shown_for_a_short_time_in_each_round():
 def test_what_is_too_much_waits_no_longer():
     world = World()
     for name in range(10):
-        world.add(name, took_ms=MOST_MS, size=MOST_UNSHOWN_BYTES / 4)
+        world.add(name, took_ms=MOST_MS, size=MOST_UNSHOWN_BYTES // 4)
     world.tick()
     assert world.shown == [0, 1, 2, 3, 4, 5]
 

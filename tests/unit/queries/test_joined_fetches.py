@@ -52,6 +52,13 @@ class Consumer:
     def failed(self, error: Exception) -> None:
         raise error
 
+    def add(self, kind, frame) -> None:
+        """As the lane does."""
+        self.shown.rows.append((kind, frame))
+        self.shown.unshown.cells[0] += len(frame)
+        if len(self.shown.rows) == 1:
+            self.shown.begin()
+
     def ask(self, offsets, forgotten=()) -> None:
         request = APIS[FETCH].request
         self.number += 1
@@ -80,7 +87,7 @@ class Consumer:
                 first=head,
                 is_wanted=lambda now_ms: self.client.wants(FETCH, now_ms),
             )
-        self.shown.add(self.kind, frame)
+        self.add(self.kind, frame)
 
     def answer(self, number, rows) -> None:
         """With rows of partition, error and records; None: no records."""
@@ -102,7 +109,7 @@ class Consumer:
         topics = [topic_of(topic_id=TOPIC_ID, partitions=partitions)] if rows else []
         message = response[VERSION](session_id=session_id, responses=topics)
         message.with_header(correlation_id=number)
-        self.shown.add(None, bytes(message.encode(header=True, framed=True)))
+        self.add(None, bytes(message.encode(header=True, framed=True)))
 
     def move_on(self) -> None:
         if self.session[1] >= 0:
@@ -141,6 +148,7 @@ class Consumer:
 
     def known(self):
         self.shown.show()
+        assert not self.shown.unshown.cells[0]
         tracker = self.client.tracker
         session = tracker and tracker.session
         return (
