@@ -6,7 +6,7 @@ from struct import Struct
 from time import thread_time
 
 from metrics.clock import MS_PER_SECOND, clock_ms
-from metrics.lock_free import REQUESTS
+from metrics.lock_free import REQUESTS, VALUE
 from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.meter import Meter
@@ -488,7 +488,7 @@ class RequestFlow(FrameFlow):
         Those of a Produce request are charged now, what it announces beyond them when it flows.
         """
         pair, kind = self._pair, exchange.kind
-        kind.count.inc()
+        kind.count.cells[VALUE] += 1
         if kind.session.usage is not None:
             kind.session.byte_counter(kind.api_key).cells[REQUESTS] += 1
         if kind.acks is not None:
