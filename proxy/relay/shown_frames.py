@@ -11,7 +11,7 @@ from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.unshown_frames import UnshownFrames
 from proxy.wire.fetch import FetchRead
 from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body, read_at_once
-from proxy.wire.fetch_run import FetchRun
+from proxy.wire.fetch_run import NO_FRAMES, FetchRun
 from proxy.wire.layout import UNREADABLE
 
 _NUMBER, _NUMBER_AT = Struct(">i"), slice(8, 12)  # the correlation id of a request
@@ -120,7 +120,7 @@ class ShownFrames:
         run, kind = self._run, self._run_kind
         assert run is not None
         assert kind is not None
-        request, response = run.latest
+        (request, response), run.latest = run.latest, NO_FRAMES
         seen = self._seen(kind, request)
         if seen is not None:
             seen.read_from(run.start)

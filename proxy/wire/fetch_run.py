@@ -11,6 +11,8 @@ _LENGTH_AND_NUMBER_BYTES = 8  # of a response: what is in front of all that is t
 _REQUEST_START_BYTES = 12  # length, API key, version, correlation id
 _ERROR, _END = 1, -1  # in a FetchedPartition
 
+NO_FRAMES = b"", b""
+
 
 class FetchRun:
     """Fetches in a row that got records of the same partition, and nothing else.
@@ -33,7 +35,7 @@ class FetchRun:
         """
         self.start = 0
         """The offset from which the first one of the run asks."""
-        self.latest = request, response
+        self.latest = NO_FRAMES
         """Request and response of the last one."""
         self.passed_bytes = 0
         """Of the responses before that."""
