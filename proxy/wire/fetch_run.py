@@ -9,7 +9,8 @@ from proxy.wire.layout import UNREADABLE, request_layout, request_partitions
 
 _LENGTH_AND_NUMBER_BYTES = 8  # of a response: what is in front of all that is the same
 _REQUEST_START_BYTES = 12  # length, API key, version, correlation id
-_ERROR, _END = 1, -1  # in a FetchedPartition
+_EPOCH_BYTES, _OFFSET_BYTES = 4, 8
+_INDEX, _ERROR, _END = 0, 1, -1  # in a FetchedPartition
 
 NO_FRAMES = b"", b""
 
@@ -48,19 +49,21 @@ class FetchRun:
         topic, place, (self._index, self._end) = row
         offset_at = place + fields.partition.seek("fetch_offset", b"", 0)
         epoch_at = layout.seek("session_epoch", b"", 0)
-        codes = f"{request_at + epoch_at - _REQUEST_START_BYTES}si{offset_at - epoch_at - 4}sq"
-        self._request = Struct(f">8s4x{codes}{len(body) - offset_at - 8}s")
+        head_bytes = request_at + epoch_at - _REQUEST_START_BYTES
+        middle_bytes = offset_at - epoch_at - _EPOCH_BYTES
+        rest_bytes = len(body) - offset_at - _OFFSET_BYTES
+        self._request = Struct(f">8s4x{head_bytes}si{middle_bytes}sq{rest_bytes}s")
         begin, head, epoch, middle, _, rest = self._request.unpack(request)
         self._in_session, self._same = epoch > 0, (begin, head, middle, rest)
         self._read_rows = form.read_rows
         topics, topic_at = form.read_count(answer, form.session.size)
-        partitions, self._row_at = form.read_count(answer, topic_at + form.topic_bytes)
-        is_same_topic = answer[topic_at : topic_at + form.topic_bytes] == topic
-        self._row_at += response_at
+        topic_end = topic_at + form.topic_bytes
+        partitions, row_at = form.read_count(answer, topic_end)
+        self._row_at = response_at + row_at
         self._prefix = response[_LENGTH_AND_NUMBER_BYTES : self._row_at]
         end = self._row_end(response)
         session = 0, *layout.head("session_id").unpack_from(body)
-        is_alone = topics == partitions == 1 and is_same_topic
+        is_alone = topics == partitions == 1 and answer[topic_at:topic_end] == topic
         if end is None or not is_alone or session != form.session.unpack_from(answer):
             raise ValueError("another answer than records")
         self._tail = response[end:]
@@ -103,17 +106,16 @@ class FetchRun:
     def _row_end(self, response: bytes) -> int | None:
         """Return where the partition ends if it has records, up to which the run goes then."""
         rows: list[FetchedPartition] = []
+        size = len(response)
         try:
-            count, at = self._read_rows(
-                response, self._row_at, len(response), len(response), 1, rows
-            )
+            _, at = self._read_rows(response, self._row_at, size, size, 1, rows)
         except UNREADABLE:
             return None
-        if not count:
+        if not rows:
             return None
         row = rows[0]
         end = row[_END]
-        if row[0] != self._index or row[_ERROR] or end is None or end <= self._end:
+        if row[_INDEX] != self._index or row[_ERROR] or end is None or end <= self._end:
             return None
         self._end = end
         return at
