@@ -1,7 +1,7 @@
 """Takes long walks a slice at a time, so that the event loop serves clients in between."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from time import perf_counter
 from typing import TypeVar
 
@@ -35,11 +35,15 @@ class Slices:
         remaining = iter(steps)
         while True:
             async with self._turn:
-                end_s = perf_counter() + self._slice_s
-                for step in remaining:
-                    collected.append(step)
-                    if perf_counter() >= end_s:
-                        break
-                else:
+                if self.take(remaining, collected):
                     return collected
                 await asyncio.sleep(0)
+
+    def take(self, steps: Iterator[T], taken: list[T]) -> bool:
+        """Take steps for the time of one slice, without a wait; return whether it was the last."""
+        end_s = perf_counter() + self._slice_s
+        for step in steps:
+            taken.append(step)
+            if perf_counter() >= end_s:
+                return False
+        return True

@@ -134,6 +134,7 @@ class MemberProcess:
             instruments,
             metrics=self.metrics,
             knows_client=self._clients.knows,
+            show_fetched=lambda: self.services.unshown.showing(),  # noqa: PLW0108 - made below
         )
         steering = None if machine is None else SlotSteering(self.name)
         self.services = Services(
@@ -152,7 +153,6 @@ class MemberProcess:
             numbers=count(1) if machine is None else count(MAX_WORKERS + number, MAX_WORKERS),
             steering=steering,
         )
-        self.queries.on_report = self.services.unshown.show_all
         listeners = tuple(listeners_of(config, self.secrets, number))
         self.relay = Relay(listeners, self.brokers, self.services)
         self.tier: TierMember | None = None

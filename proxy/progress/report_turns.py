@@ -13,7 +13,7 @@ class ReportTurns:
     """The reports of all queries take turns; each is a generator as of QueryRegistry.accepting."""
 
     def __init__(self, slices: Slices) -> None:
-        self._slices = slices
+        self.slices = slices
         self.turn = asyncio.Lock()
         """To be held, without a wait, by whoever has to come between two reports."""
         self._steps: Iterator[None] | None = None
@@ -38,7 +38,7 @@ class ReportTurns:
         async with self.turn:
             self._steps = self._marking(steps, result)
             try:
-                await self._slices.collect(self._steps)
+                await self.slices.collect(self._steps)
             finally:
                 self.finish()
                 self._steps = None

@@ -1,6 +1,6 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,6 +27,9 @@ from proxy.wire.produce import ProducedPartition, read_produce_request, read_pro
 
 APPLIED_WAIT_MS = 500.0
 """How long a driver's answer waits for reports to be applied: each takes some 0.1 s at the most."""
+
+SLICES_MS = 1.0
+"""Between two slices in which what was fetched is shown before a driver's answer."""
 
 SENT_ON_MS = 30_000.0
 """For so long look-ups of a driver are not answered; then its query reads without a bound, as it
@@ -79,6 +82,9 @@ class Following:
     quotas: QuotaManager
     pipelines: RunningPipelines
     turns: ReportTurns
+    show_fetched: Callable[[], Iterable[None]] = tuple
+    """Shows in small steps what all clients have fetched by now, false where there is nothing more:
+    that is to be known before a report is applied and a driver is answered."""
     visits: DriverVisits = field(default_factory=DriverVisits)
 
     def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
@@ -155,7 +161,8 @@ class FollowedClient:
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
         pipelines = self._all.pipelines if self._writes else None
-        return _InterceptedLookup(ask, lookups, turns, self, pipelines)
+        fetched = iter(self._all.show_fetched())
+        return _InterceptedLookup(ask, lookups, fetched, turns, self, pipelines)
 
     def check_here(self, ask: OffsetLookup, now_ms: float) -> None:
         """Raise ClientSentOn for the look-up of a driver that another member owns."""
@@ -254,6 +261,8 @@ class _AnsweredLookup(InterceptedRequest):
 class _InterceptedLookup(InterceptedRequest):
     ask: OffsetLookup
     lookups: OffsetLookups
+    fetched: Iterator[None]
+    """Of `show_fetched`."""
     turns: ReportTurns | None
     """What its answer is to see all of; None when it sees nothing of reports."""
     client: FollowedClient
@@ -263,7 +272,11 @@ class _InterceptedLookup(InterceptedRequest):
     """Since when the answer waits for a report to be applied."""
 
     def wait_ms(self, now_ms: float) -> float:
-        if self.turns is not None and self.turns.is_applying:
+        if self.turns is None:
+            return self.lookups.wait_ms(self.ask, now_ms)
+        if not self.turns.slices.take(self.fetched, []):
+            return SLICES_MS
+        if self.turns.is_applying:
             if self._since_ms is None:
                 self._since_ms = now_ms
             left_ms = self._since_ms + APPLIED_WAIT_MS - now_ms

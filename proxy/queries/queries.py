@@ -87,7 +87,8 @@ class Queries:
     Where clients are shared among members, only for those that it owns: `load` says whose these
     are, `assign` and `revoke` what has changed. Of what another member owns nothing is known here.
 
-    `knows_client` returns whether a client id has connected lately; `metrics` gets collectors.
+    `knows_client` returns whether a client id has connected lately; `metrics` gets collectors. For
+    `show_fetched` see Following.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Queries:
         *,
         metrics: CollectorRegistry,
         knows_client: Callable[[str], bool],
+        show_fetched: Callable[[], Iterable[None]] = tuple,
     ) -> None:
         self._quotas = quotas
         self._to_write = asyncio.Event()
@@ -123,10 +125,9 @@ class Queries:
         self._slices = Slices()
         self._turns = ReportTurns(self._slices)
         self.following = Following(
-            self.registry, self.backpressure, self._names, quotas, self.running, self._turns
+            *(self.registry, self.backpressure, self._names, quotas, self.running, self._turns),
+            show_fetched,
         )
-        self.on_report: Callable[[], None] = lambda: None
-        """Is called before a report is applied: what was fetched before is recorded first."""
         self._writer: StateWriter | None = None
         self._writing = asyncio.Lock()
         self._handing_over = asyncio.Lock()
@@ -261,6 +262,8 @@ class Queries:
         if self._is_stage(report.client_id, report.name):
             unknown |= self.running.lost_ends(report)
         ends = await self._ends(unknown) if unknown else {}
+        if fetched := self.following.show_fetched():
+            await self._slices.collect(fetched)
         steps = self._accepting(report, ends, scope)
         return await self._turns.take(steps, is_short=len(report.ranges) <= 1)
 
@@ -277,7 +280,6 @@ class Queries:
         self, report: Report, ends: Mapping[TopicPartition, int], scope: QueryScope
     ) -> Generator[bool, None, Document]:
         """Apply a report; return what came of it. See QueryRegistry.accepting."""
-        self.on_report()
         now_ms = clock_ms()
         accepted = yield from self.registry.accepting(report, now_ms, time.time(), ends, scope)
         query = accepted.query

@@ -538,8 +538,6 @@ class RequestFlow(FrameFlow):
         """Show a request, the latest of those in flight; return whether it is to be sent on."""
         pair, interceptor = self._pair, exchange.kind.session.interceptor
         assert interceptor is not None
-        if exchange.kind.api_key != FETCH:
-            pair.services.unshown.show_all()  # what other connections have fetched came before
         try:
             exchange.seen = interceptor.request(exchange.head(len(frame)), frame, exchange.sent_ms)
         except ClientSentOn:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 
@@ -39,11 +39,16 @@ class UnshownFrames:
         if not self._is_called:
             self._call_again(LOOK_EVERY_MS)
 
-    def show_all(self) -> None:
-        """Show all that wait."""
-        waiting, self._waiting = self._waiting, deque()
-        for _, show in waiting:
-            show()
+    def showing(self) -> Iterable[None]:
+        """Show all that wait now, a connection in each step; false where none does."""
+        return self._showing(len(self._waiting)) if self._waiting else ()
+
+    def _showing(self, count: int) -> Iterator[None]:
+        for _ in range(count):
+            if not self._waiting:
+                return
+            self._waiting.popleft()[1]()
+            yield
 
     def _call_again(self, after_ms: float) -> None:
         self._is_called = True

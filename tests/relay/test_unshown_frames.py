@@ -75,14 +75,18 @@ def test_what_is_too_much_waits_no_longer():
 
 
 @pytest.mark.parametrize("more", [[], [3]])
-def test_all_are_shown_at_once_on_demand(more):
+def test_all_that_wait_are_shown_step_by_step_on_demand(more):
     world = World()
     for name in range(3):
         world.add(name)
-    world.unshown.show_all()
-    assert world.shown == [0, 1, 2]
+    steps = world.unshown.showing()
+    for count in range(3):
+        assert len(world.shown) == count
+        next(steps)
     for name in more:
         world.add(name)
+    assert list(steps) == []
+    assert world.shown == [0, 1, 2]
     while world.timer:
         world.tick()
     assert world.shown == [0, 1, 2, *more]

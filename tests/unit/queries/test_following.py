@@ -1,18 +1,20 @@
 """Whose messages are wanted, and what becomes of each request that is shown."""
 
+from itertools import repeat
 from struct import pack
 
 import pytest
 from parts.lookups import LOOKUP_VERSION, lookup_answer, lookup_request
 from parts.query_world import QueryWorld, configured
 
+from proxy.backpressure.driver_view import REPORT_WAIT_MS
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import Following
+from proxy.queries.following import SLICES_MS, Following
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.interceptor import INTERCEPTED_APIS
-from proxy.slices import Slices
+from proxy.slices import SLICE_S, Slices
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import LATEST
@@ -48,13 +50,15 @@ class Appends:
 class FollowingWorld(QueryWorld):
     """Queries and pipelines that follow clients, and clients under adaptive rules."""
 
-    def __init__(self, *, queries=(), writers=(), adaptive=()):
+    def __init__(self, *, queries=(), writers=(), adaptive=(), slice_s=SLICE_S):
         super().__init__(*map(bounded, adaptive))
         self.open_queries(configured(*queries))
         self.appends = Appends(*writers)
-        names, turns = TopicNames(), ReportTurns(Slices())
+        self.fetched = []
+        names, turns = TopicNames(), ReportTurns(Slices(slice_s))
         self.following = Following(
-            self.registry, self.backpressure, names, self.quotas, self.appends, turns
+            *(self.registry, self.backpressure, names, self.quotas, self.appends, turns),
+            lambda: map(list.pop, repeat(self.fetched, len(self.fetched))),
         )
 
     def client(self, client_id="c", node_id=1):
@@ -199,3 +203,25 @@ def test_what_is_read_and_held_goes_to_the_pressure_of_now():
     seen.measured(100)  # nobody to record it
     seen.held(NOW_MS, NOW_MS + 10)
     client.gated(NOW_MS, NOW_MS + 10)
+
+
+def test_a_driver_is_answered_when_all_that_was_fetched_is_known():
+    world = FollowingWorld(adaptive=["c"], slice_s=0.0)
+    world.fetched += ["by another connection", "by a third"]
+    client = world.client()
+    wanted(client)
+    seen = lookup(client)
+    for left in (1, 0):
+        assert seen.wait_ms(NOW_MS) == SLICES_MS
+        assert len(world.fetched) == left
+    assert seen.wait_ms(NOW_MS) == REPORT_WAIT_MS
+
+
+def test_an_executor_is_answered_whatever_others_have_fetched():
+    world = FollowingWorld(adaptive=["c"])
+    world.fetched += ["by another connection"]
+    client = world.client()
+    wanted(client)
+    fetch(client)
+    assert lookup(client).wait_ms(NOW_MS) == 0
+    assert world.fetched

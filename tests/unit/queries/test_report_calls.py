@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from parts.member_world import Tier
@@ -65,7 +66,9 @@ async def test_a_report_of_one_partition_takes_few_calls(name, most_calls, most_
 async def test_what_was_fetched_before_a_report_is_recorded_before_it():
     (member,) = Tier(members=1).members
     driver = ReportingDriver("q", query_id=uuid("q"), run_id=uuid("r"), sender=uuid("q"))
-    member.queries.on_report = lambda: member.fetch("q", "t", 10)
+    member.queries.following = replace(
+        member.queries.following, show_fetched=lambda: iter([member.fetch("q", "t", 10)])
+    )
     for event, more in ("started", {}), ("progress", {"batch": batch_document(0, 0, 10)}):
         raw = json.dumps(driver.document(event, **more)).encode()
         await member.queries.accept(raw, ALL_QUERIES)
