@@ -55,7 +55,7 @@ while True:
 
 TAKEN = r"another proxy \(process \d+ on .*\) has taken the state in topic .*\n    fix: stop one"
 
-SOON_S = 2.0
+SOON_S, LONG_S = 2.0, 60.0
 """For writes of which some are to fail."""
 
 TOPIC = "the-state"
@@ -378,7 +378,7 @@ def test_many_that_start_at_once_leave_one(opened, count):
 
     def start() -> None:
         try:
-            stores.append(opened())
+            stores.append(opened(timeout_s=LONG_S))
         except StateError as error:
             errors.append(error)
 
@@ -387,7 +387,7 @@ def test_many_that_start_at_once_leave_one(opened, count):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LONG_S)
     assert len(stores) + len(errors) == count
     written = 0
     for store in stores:

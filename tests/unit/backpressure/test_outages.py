@@ -32,7 +32,7 @@ class Driver:
     """It plans no smaller batch, as with minOffsetsPerTrigger."""
     settings: dict = field(default_factory=lambda: {"min_rate": RATE, "max_rate": RATE})
     executor_first: float = 0.0
-    """Share of outages after which an executor that has read ahead looks up before the driver."""
+    """Share of outages after which executors that have read ahead look up before the driver."""
     world: object = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,13 +88,17 @@ class Driver:
         if self.chance.random() < 0.2:  # Spark makes a new client
             self.number = 6
         if self.chance.random() < self.executor_first:
-            self._look_as_executor()
+            for _ in range(self.chance.randint(1, 3)):
+                self._look_as_executor()
         self.lookups = self.world.lookups()
 
     def _look_as_executor(self) -> None:
-        """Look up both ends of the log, by request numbers that may be near those of the driver."""
+        """Look up both ends of the log, by request numbers that may be near those of the driver.
+
+        One may have looked up the start on an earlier connection.
+        """
         executor, number = self.world.lookups(), self.number + self.chance.randint(0, 900)
-        for timestamp in (EARLIEST, LATEST):
+        for timestamp in self.chance.choice([(EARLIEST, LATEST), (LATEST,), (LATEST, EARLIEST)]):
             asked = ask([0], timestamp, correlation_id=number)
             while (wait_ms := executor.wait_ms(asked, self.world.now_ms)) > 0:
                 self.pass_ms(min(wait_ms, CHECK_MS))

@@ -145,6 +145,24 @@ SCRIPTS = {
     .after(INTERVAL_MS)
     .reads()
     .looks(5000, PLANNED + PER_BATCH),
+    # One that looks up the end first, as where it looked up the start on an earlier connection.
+    "it waits for a heartbeat where an executor was taken for it": NUMBERED.crashes()
+    .another(fresh().asks_as(300).looks(5000, PLANNED))
+    .asks_as(60)
+    .waits(RESUME_WAIT_MS - PAUSE_MS)
+    .after(500)
+    .sends_heartbeat()
+    .waits(REPORT_WAIT_MS)
+    .after(REPORT_WAIT_MS)
+    .waits(0)
+    .looks(5000, PLANNED),
+    "but not for ever": NUMBERED.crashes()
+    .another(fresh().asks_as(300).looks(5000, PLANNED))
+    .asks_as(60)
+    .after(RESUME_WAIT_MS - PAUSE_MS)
+    .waits(0)
+    .looks(5000, 5000)
+    .sees(clamp_why, "the connection is newer than the latest report"),
     "another driver counts from 0": NUMBERED.crashes()
     .asks_as(5)
     .waits(RESUME_WAIT_MS - PAUSE_MS)
