@@ -89,13 +89,11 @@ class DriverView:
     def until_proved(self) -> float:
         """Return until when to wait for a sign of life that shows whose the connection is."""
         drivers, opened_ms = self.drivers, self.connection.opened_ms
-        if not _may_be_anyones(self):
-            return -math.inf
-        if drivers.resumed_alive_ms < drivers.resumed_ms:  # another one was taken for the driver's
-            return drivers.resumed_ms + RESUME_WAIT_MS
-        until_ms = opened_ms + LIFE_WAIT_MS
-        may_come = drivers.alive_ms > opened_ms - LIFE_WAIT_MS and self.now_ms < until_ms
-        return until_ms if may_come else -math.inf
+        until_ms, may_come = opened_ms + LIFE_WAIT_MS, drivers.alive_ms > opened_ms - LIFE_WAIT_MS
+        if drivers.resumed_alive_ms < drivers.resumed_ms:  # another was taken for the driver's
+            until_ms, may_come = drivers.resumed_ms + RESUME_WAIT_MS, True
+        is_due = not (_may_be_anyones(self) and may_come and self.now_ms < until_ms)
+        return -math.inf if is_due else until_ms
 
     @property
     def asked_ms(self) -> float:

@@ -20,6 +20,7 @@ from proxy.wire.fetch import (
     FetchRequestPartitions,
     TopicKey,
 )
+from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,
@@ -313,8 +314,8 @@ class FetchSession:
 
 
 @dataclass(slots=True, eq=False)
-class FetchAnswer:
-    """The FetchObserver of one response; `session_asked` is as its request has made it."""
+class FetchAnswer(FetchObserver):
+    """What one response says; `session_asked` is as its request has made it."""
 
     tracker: "FetchTracker"
     ask: FetchRequestPartitions

@@ -83,8 +83,8 @@ class Following:
     pipelines: RunningPipelines
     turns: ReportTurns
     show_fetched: Callable[[], Iterable[None]] = tuple
-    """Shows in small steps what all clients have fetched by now, false where there is nothing more:
-    that is to be known before a report is applied and a driver is answered."""
+    """Shows step by step what all clients have fetched, before a report is applied or a driver is
+    answered; false where nothing waits for it."""
     visits: DriverVisits = field(default_factory=DriverVisits)
 
     def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
@@ -161,8 +161,8 @@ class FollowedClient:
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
         pipelines = self._all.pipelines if self._writes else None
-        fetched = iter(self._all.show_fetched())
-        return _InterceptedLookup(ask, lookups, fetched, turns, self, pipelines)
+        steps = iter(self._all.show_fetched())
+        return _InterceptedLookup(ask, lookups, steps, turns, self, pipelines)
 
     def check_here(self, ask: OffsetLookup, now_ms: float) -> None:
         """Raise ClientSentOn for the look-up of a driver that another member owns."""
@@ -261,8 +261,7 @@ class _AnsweredLookup(InterceptedRequest):
 class _InterceptedLookup(InterceptedRequest):
     ask: OffsetLookup
     lookups: OffsetLookups
-    fetched: Iterator[None]
-    """Of `show_fetched`."""
+    show_fetched: Iterator[None]
     turns: ReportTurns | None
     """What its answer is to see all of; None when it sees nothing of reports."""
     client: FollowedClient
@@ -274,7 +273,7 @@ class _InterceptedLookup(InterceptedRequest):
     def wait_ms(self, now_ms: float) -> float:
         if self.turns is None:
             return self.lookups.wait_ms(self.ask, now_ms)
-        if not self.turns.slices.take(self.fetched, []):
+        if not self.turns.slices.take(self.show_fetched, []):
             return SLICES_MS
         if self.turns.is_applying:
             if self._since_ms is None:

@@ -23,6 +23,7 @@ from proxy.relay.lane import Kind
 from proxy.relay.topic_traffic import RECORDS_BYTES
 from proxy.wire.apis import FETCH, PRODUCE, api_name
 from proxy.wire.fetch import FetchedPartition, TopicKey
+from proxy.wire.fetch_response import FetchObserver
 
 Direction: TypeAlias = Literal["read", "write"]
 
@@ -150,16 +151,13 @@ class ClientUsage:
         return SampleTurn(samplers[api_key]) if api_key in samplers else None
 
 
-class FetchSample:
+class FetchSample(FetchObserver):
     """Records what a Fetch response that is walked has of each topic."""
 
     __slots__ = ("_sampler", "_size", "_weight")
 
     def __init__(self, sampler: TopicSampler, size: int, weight: int) -> None:
         self._sampler, self._size, self._weight = sampler, size, weight
-
-    def session(self, _error_code: int, _session_id: int) -> None:
-        """See FetchObserver: of no interest."""
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""

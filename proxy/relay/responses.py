@@ -72,7 +72,7 @@ _EMPTY_TAGS = b"\0"
 _scratch = memoryview(new_scratch())
 
 
-class FetchWait:
+class FetchWait(FetchObserver):
     """Looks for a partition whose records end before its log: nobody waits who has more to send.
 
     `had_data` is called once if there is one, when all partitions were seen.
@@ -81,9 +81,6 @@ class FetchWait:
     def __init__(self, had_data: Callable[[], None]) -> None:
         self._had_data = had_data
         self._is_cut = False
-
-    def session(self, _error_code: int, _session_id: int) -> None:
-        """See FetchObserver: of no interest."""
 
     def partitions(self, _topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""

@@ -17,6 +17,7 @@ from proxy.quota.gate import FetchSizes, InFlightFetch
 from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime, longest
 from proxy.wire.fetch import FetchedPartition, TopicKey, read_fetch_request
+from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import MalformedFrame
 from proxy.wire.layout import Buffer
 
@@ -164,7 +165,7 @@ class TopicTraffic:
         return list(dict.fromkeys(each for each in found if each is not None))
 
 
-class TopicFetch:
+class TopicFetch(FetchObserver):
     """A Fetch whose response is walked for the bytes of its topics."""
 
     __slots__ = ("_fetches", "_had", "_traffic")
@@ -183,9 +184,6 @@ class TopicFetch:
     def charge(self, now_ms: float) -> ThrottleTime | None:
         """Return how to hold the response for what was read before it."""
         return longest(self._traffic.quotas.owed_at(each, now_ms) for each in self._fetches)
-
-    def session(self, _error_code: int, _session_id: int) -> None:
-        """See FetchObserver: of no interest."""
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""

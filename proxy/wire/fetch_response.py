@@ -9,7 +9,7 @@ of each partition.
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from struct import Struct
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from proxy.wire.apis import APIS, FETCH, ApiPlan
 from proxy.wire.fetch import NO_OFFSET, FetchedPartition, FetchRead, TopicKey
@@ -81,8 +81,10 @@ def fetch_body(plan: ApiPlan, frame: Buffer, frame_bytes: int) -> int:
     return start
 
 
-class FetchObserver(Protocol):
+class FetchObserver:
     """Gets what a response says. The walker's bytes do not depend on it."""
+
+    __slots__ = ()
 
     def session(self, error_code: int, session_id: int) -> None:
         """Take what is said of the whole response, before any partition; from version 7 on."""

@@ -25,18 +25,18 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1360, 650),
     "proxy/tier": Budget(4160, 2350),
     "proxy/onboarding": Budget(980, 700),
-    "proxy/queries": Budget(840, 650),
+    "proxy/queries": Budget(855, 650),
     "proxy/admin": Budget(6580, 4250),
     "proxy/config": Budget(2590, 2150),
-    "proxy/relay": Budget(6550, 4300),
+    "proxy/relay": Budget(6545, 4300),
     "proxy/usage": Budget(1010, 1000),
     "proxy/pipeline": Budget(3110, 2700),
-    "proxy/backpressure": Budget(2515, 1950),
+    "proxy/backpressure": Budget(2520, 1950),
     "proxy/quota": Budget(5610, 3100),
     "proxy/progress": Budget(3725, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5600, 4430
+        5610, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(835, 650),
     "proxy/spark/usage": Budget(1580, 900),
