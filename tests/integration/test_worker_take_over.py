@@ -39,8 +39,14 @@ class Serving:
     def set_quota(self) -> None:
         self.rate += 1
         body = {"consumer_byte_rate": self.rate}
-        # Not while the group is in a round.
-        until(lambda: call(self.process, "PUT", OVERRIDE, body).status == 200, "it is taken")
+
+        def is_taken() -> bool:
+            try:
+                return call(self.process, "PUT", OVERRIDE, body).status == 200
+            except ConnectionError:  # by a member that is about to release the port
+                return False
+
+        until(is_taken, "it is taken")  # not while the group is in a round
 
     def check(self, by: ProxyProcess | None = None, workers: int = WORKERS) -> None:
         """Require that every worker has the override."""
