@@ -92,8 +92,8 @@ class DriverView:
         until_ms, may_come = opened_ms + LIFE_WAIT_MS, drivers.alive_ms > opened_ms - LIFE_WAIT_MS
         if drivers.resumed_alive_ms < drivers.resumed_ms:  # another was taken for the driver's
             until_ms, may_come = drivers.resumed_ms + RESUME_WAIT_MS, True
-        is_due = not (_may_be_anyones(self) and may_come and self.now_ms < until_ms)
-        return -math.inf if is_due else until_ms
+        waits = _may_be_anyones(self) and may_come and self.now_ms < until_ms
+        return until_ms if waits else -math.inf
 
     @property
     def asked_ms(self) -> float:

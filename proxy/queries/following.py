@@ -161,7 +161,7 @@ class FollowedClient:
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
         pipelines = self._all.pipelines if self._writes else None
-        steps = iter(self._all.show_fetched())
+        steps = iter(self._all.show_fetched() if turns is not None else ())
         return _InterceptedLookup(ask, lookups, steps, turns, self, pipelines)
 
     def check_here(self, ask: OffsetLookup, now_ms: float) -> None:
@@ -262,6 +262,7 @@ class _InterceptedLookup(InterceptedRequest):
     ask: OffsetLookup
     lookups: OffsetLookups
     show_fetched: Iterator[None]
+    """See Following; nothing to show where `turns` is None."""
     turns: ReportTurns | None
     """What its answer is to see all of; None when it sees nothing of reports."""
     client: FollowedClient

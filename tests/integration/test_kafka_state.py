@@ -55,8 +55,11 @@ while True:
 
 TAKEN = r"another proxy \(process \d+ on .*\) has taken the state in topic .*\n    fix: stop one"
 
-SOON_S, LONG_S = 2.0, 60.0
+SOON_S = 2.0
 """For writes of which some are to fail."""
+
+LONG_S = 60.0
+"""For writes that are to get through at any load."""
 
 TOPIC = "the-state"
 """Of a broker that is the test's own, or is none."""

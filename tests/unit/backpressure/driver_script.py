@@ -14,6 +14,7 @@ from backpressure_parts import (
     told,
 )
 
+from proxy.backpressure.driver_view import REPORT_WAIT_MS
 from proxy.progress.tracker import Reader
 
 RATE = 100.0
@@ -89,6 +90,15 @@ class Run:
         """An answer should still wait so long for a report."""
         asked = asked or ask([0], correlation_id=self.number)
         assert self.driver.wait_ms(asked, self.world.now_ms) == expected_ms
+
+    def waits_for_heartbeat(self, most_ms: float) -> None:
+        """It waits so long at most for a heartbeat, which comes, and then in vain for a report."""
+        self.waits(most_ms)
+        self.after(500)
+        self.sends_heartbeat()
+        self.waits(REPORT_WAIT_MS)
+        self.after(REPORT_WAIT_MS)
+        self.waits(0)
 
     def asks_as(self, number: int) -> None:
         """The client's next requests carry this correlation id."""

@@ -34,6 +34,10 @@ NUMBERED = running().asks_as(39).looks(5000, PLANNED)
 """The same, of a client that has sent so many requests."""
 
 CRASHED = HELD.crashes()
+MISTAKEN = NUMBERED.crashes().another(fresh().asks_as(300).looks(5000, PLANNED)).asks_as(60)
+"""An executor has looked up the end before its driver, by a number near the driver's: it looked up
+the start on an earlier connection."""
+
 HEARD = CRASHED.after(100).batch(PLANNED, ms=2000).after(10)
 
 
@@ -128,38 +132,19 @@ SCRIPTS = {
     .looks(5000, PLANNED),
     "a heartbeat ends the wait for what can't be known": NUMBERED.crashes()
     .asks_as(40)
-    .waits(LIFE_WAIT_MS - PAUSE_MS)
-    .after(500)
-    .sends_heartbeat()
-    .waits(REPORT_WAIT_MS)
-    .after(REPORT_WAIT_MS)
-    .waits(0)
+    .waits_for_heartbeat(LIFE_WAIT_MS - PAUSE_MS)
     .looks(5000, PLANNED),
-    "with a heartbeat any connection is the driver's": CRASHED.waits(RESUME_WAIT_MS - PAUSE_MS)
-    .after(500)
-    .sends_heartbeat()
-    .waits(REPORT_WAIT_MS)
-    .after(REPORT_WAIT_MS)
-    .waits(0)
+    "with a heartbeat any connection is the driver's": CRASHED.waits_for_heartbeat(
+        RESUME_WAIT_MS - PAUSE_MS
+    )
     .looks(5000, PLANNED)
     .after(INTERVAL_MS)
     .reads()
     .looks(5000, PLANNED + PER_BATCH),
-    # One that looks up the end first, as where it looked up the start on an earlier connection.
-    "it waits for a heartbeat where an executor was taken for it": NUMBERED.crashes()
-    .another(fresh().asks_as(300).looks(5000, PLANNED))
-    .asks_as(60)
-    .waits(RESUME_WAIT_MS - PAUSE_MS)
-    .after(500)
-    .sends_heartbeat()
-    .waits(REPORT_WAIT_MS)
-    .after(REPORT_WAIT_MS)
-    .waits(0)
-    .looks(5000, PLANNED),
-    "but not for ever": NUMBERED.crashes()
-    .another(fresh().asks_as(300).looks(5000, PLANNED))
-    .asks_as(60)
-    .after(RESUME_WAIT_MS - PAUSE_MS)
+    "it waits for a heartbeat where an executor was taken for it": MISTAKEN.waits_for_heartbeat(
+        RESUME_WAIT_MS - PAUSE_MS
+    ).looks(5000, PLANNED),
+    "but not for ever": MISTAKEN.after(RESUME_WAIT_MS - PAUSE_MS)
     .waits(0)
     .looks(5000, 5000)
     .sees(clamp_why, "the connection is newer than the latest report"),
