@@ -62,13 +62,13 @@ class Channel:
         self._recv_into = sock.recv_into
         self._send = sock.send
 
-    def recv_into(self, view: memoryview, size: int = 0) -> int:
+    def recv_into(self, view: memoryview, flags: int = 0) -> int:
         """Fill the start of `view`; return how many bytes, 0 at the end, or BLOCKED.
 
-        Of `size` bytes at most; 0 stands for all of it.
+        With MSG_PEEK, of a plain one only, they stay to be read.
         """
         try:
-            return self._recv_into(view, size)
+            return self._recv_into(view, 0, flags)
         except _WOULD_BLOCK:
             return BLOCKED
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):

@@ -33,16 +33,13 @@ from proxy.relay.pump import (
     Pump,
     Wait,
 )
+from proxy.wire.fetch_response import FetchWalker
 from proxy.wire.frames import MAX_HEADER_BYTES, MalformedFrame
 from proxy.wire.layout import Buffer
 
 READ_BYTES, READ_BYTES_HELD, READ_BYTES_LARGE = 64 << 10, 4096, 512
 """First read of a frame: all of it as a rule; less of one that may be held, so that it waits in the
 kernel; after a large one even less, whose record data does not come to user space."""
-
-READ_BYTES_WALKED = 256 << 10
-"""A further read of a Fetch response that is walked, of a client far below its quota: copied in a
-quarter of the calls, 1 MB takes two thirds of the time. Larger ones save nothing more."""
 
 MAX_START_BYTES = MAX_HEADER_BYTES + 2 * READ_BYTES_HELD
 """A frame's head, with the first fields of the body, has less."""
@@ -395,10 +392,10 @@ class FrameFlow(ABC):
         assert self._pump is not None
         self._pump.send(data, more=more)
 
-    def _send_body(self, body_bytes: int) -> None:
-        """Pass on the next bytes of the source, unseen."""
+    def _send_body(self, body_bytes: int, walker: FetchWalker | None = None) -> None:
+        """Pass on the next bytes of the source, which a walker gets then, if any."""
         assert self._pump is not None
-        self._pump.start(body_bytes)
+        self._pump.start(body_bytes, walker)
         is_large = body_bytes >= SPLICE_MIN_BYTES
         self.read_bytes = READ_BYTES_LARGE if is_large else self.first_bytes
 
@@ -467,4 +464,4 @@ class FrameFlow(ABC):
 
 def new_scratch() -> bytearray:
     """Make a buffer that holds the longest head and a first read, with one read behind them."""
-    return bytearray(MAX_START_BYTES + READ_BYTES + READ_BYTES_WALKED)
+    return bytearray(MAX_START_BYTES + 2 * READ_BYTES)

@@ -7,18 +7,20 @@
 
 import fcntl
 import os
+import socket
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
+from proxy.wire.fetch_response import FetchWalker
 from proxy.wire.layout import Buffer
 
 SPLICE_MIN_BYTES = 64 * 1024
 """Smaller bodies are cheaper by copy: three system calls less. See docs/decisions."""
 
 COPY_BYTES = 64 * 1024
-"""The copy buffer, shared by all pumps; also the most that a blocked pump keeps."""
+"""What is copied at a time; also the most that a blocked pump keeps."""
 
 PIPE_BYTES = 256 * 1024
 """Asked for each pipe: a larger one costs hardly less CPU time. See docs/decisions."""
@@ -32,7 +34,7 @@ MAX_PIPES = 128
 TAKES_WITHOUT_TRYING = 256
 """Bodies that are copied after a pipe was refused: asking costs as much as copying 64 KiB."""
 
-_scratch = memoryview(bytearray(COPY_BYTES))
+_scratch = memoryview(bytearray(PIPE_BYTES))
 
 
 class Wait(Enum):
@@ -133,7 +135,7 @@ class Pump:
 
     __slots__ = (
         *("_held", "_inside", "_pipe", "_pool", "_sink", "_source", "_splice"),
-        *("active", "unread"),
+        *("_walker", "active", "unread"),
     )
 
     def __init__(self, source: Channel, sink: Channel, pool: PipePool) -> None:
@@ -145,14 +147,18 @@ class Pump:
         self._held: bytes | memoryview = b""
         """What was read or given, and not sent."""
         self._splice = source.is_plain and sink.is_plain
+        self._walker: FetchWalker | None = None
         self.unread = 0
         """Bytes of the body that are still to be read from the source."""
         self.active = False
         """Whether anything is under way."""
 
-    def start(self, body_bytes: int) -> None:
-        """Begin with the next `body_bytes` of the source. Only when not `active`."""
-        self.unread = body_bytes
+    def start(self, body_bytes: int, walker: FetchWalker | None = None) -> None:
+        """Begin with the next `body_bytes` of the source. Only when not `active`.
+
+        A walker gets what of it is not opaque, each piece after that was sent.
+        """
+        self.unread, self._walker = body_bytes, walker
         self.active = True
         if self._splice and body_bytes >= SPLICE_MIN_BYTES:
             self._pipe = self._pool.take()
@@ -186,6 +192,9 @@ class Pump:
                 return READ if got == BLOCKED else CLOSED
             self.unread -= got
             budget -= got
+            if self._walker is not None:
+                self.flush()  # the client is at work meanwhile
+                self._show(self._walker, got)
         return WRITE
 
     def flush(self) -> bool:
@@ -214,6 +223,19 @@ class Pump:
             self._pool.give_back(self._pipe, empty=not self._inside)
             self._pipe = None
 
+    def _sees(self, walker: FetchWalker) -> bool:
+        """Return whether the scratch buffer has what is read next, or was last."""
+        return self._pipe is None or walker.opaque_bytes < SPLICE_MIN_BYTES
+
+    def _show(self, walker: FetchWalker, got: int) -> None:
+        if self._sees(walker):
+            walker.feed(_scratch[:got])
+        else:
+            walker.skip(got)
+        if walker.is_done or not self.unread:
+            walker.show()
+            self._walker = None
+
     def _read(self) -> int:
         """Take the next piece of a body into the pipe, or send it; return as `recv_into`."""
         if self._pipe is None:
@@ -222,6 +244,13 @@ class Pump:
                 self.send(_scratch[:got])
             return got
         most = min(self.unread, PIPE_BYTES)
+        walker = self._walker
+        if walker is not None and not self._sees(walker):
+            most = min(most, walker.opaque_bytes)
+        elif walker is not None:
+            most = self._source.recv_into(_scratch[:most], socket.MSG_PEEK)
+            if most <= 0:
+                return most
         try:
             self._inside = os.splice(self._source.fd, self._pipe.write_fd, most)
         except BlockingIOError:

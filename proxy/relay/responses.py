@@ -10,18 +10,12 @@ from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meters import ThrottleTime, longest
 from proxy.relay.clients import FetchSample
 from proxy.relay.exchange import Exchange
-from proxy.relay.frame_flow import (
-    READ_BYTES,
-    READ_BYTES_HELD,
-    READ_BYTES_WALKED,
-    FrameFlow,
-    new_scratch,
-)
+from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
 from proxy.relay.pair_state import PairState
-from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
+from proxy.relay.pump import READ, Wait
 from proxy.relay.session import ClientSession
 from proxy.wire.apis import (
     FETCH,
@@ -66,8 +60,6 @@ WAIT_CHECK_MS = 20.0
 LAST_KEPT_COORDINATOR_VERSION = 2
 """librdkafka, which asks for no later one, keeps the address of its group's coordinator as long as
 that has the same number, also when it is of a dead machine. It forgets it when there is none."""
-
-_EMPTY_TAGS = b"\0"
 
 _scratch = memoryview(new_scratch())
 
@@ -267,53 +259,34 @@ class ResponseFlow(FrameFlow):
         return self._walk(self._walker, view, start)
 
     def _walk(self, walker: FetchWalker, view: memoryview, start: int = 0) -> int:
-        """Send on the part of a Fetch response that is in `view`; record data follows unseen.
+        """Send on the part of a Fetch response that is in `view`.
 
-        The body's own tag section goes without the addresses that it may carry.
+        The body's own tag section goes without the addresses that it may carry. A response of a
+        version that has none there goes on as it comes, and the walker gets what was sent.
         """
-        end, have = start, len(view)
-        while end < have and walker.remaining_bytes and not walker.at_tail:
-            end += walker.feed(view[end:])
-        left = walker.remaining_bytes
         self.read_bytes = self.first_bytes
-        if walker.at_tail:
-            self._walker, self._free_ms = None, clock_ms()
-            if end + left > have:
-                taken = self._collect_tail(view, end, left)
+        if walker.passes_end:
+            self._walker, frame_end = None, start + walker.remaining_bytes
+            end = min(frame_end, len(view))
+            self._send(view[:end], more=end < frame_end)
+            walker.feed(view[start:end])
+            if end < frame_end:
+                self._send_body(frame_end - end, walker)
+            else:
                 walker.show()
-                return taken
-            tail = view[end : end + left]
-            if tail != _EMPTY_TAGS:
-                tail[:] = neutral_tail(bytes(tail))
-            self._send(view[: end + left])
-            walker.show()  # only now, while the client is at work already
-            return end + left
-        body_bytes = 0
-        if walker.is_done and left:
-            body_bytes, left = left, 0
-        elif walker.opaque_bytes >= SPLICE_MIN_BYTES:  # less is read with what follows it
-            body_bytes = walker.opaque_bytes
-            walker.skip(body_bytes)
-            left = walker.remaining_bytes
-        self._send(view[:end], more=bool(body_bytes or left))
-        if body_bytes or not left:
-            walker.show()
-        if body_bytes:
-            self._send_body(body_bytes)
-        elif left and self.first_bytes == READ_BYTES:  # of what follows it no more than usual
-            self.read_bytes = min(left + READ_BYTES, READ_BYTES_WALKED)
-        if not left:
-            self._walker, self._free_ms = None, clock_ms()
-        return end
-
-    def _collect_tail(self, view: memoryview, end: int, tail_bytes: int) -> int:
-        if tail_bytes > MAX_TAIL_BYTES:
-            raise MalformedResponse(f"a Fetch response with {tail_bytes} bytes of tags")
+            return end
+        end = start + walker.feed(view[start:])
+        if not walker.at_tail:
+            self._send(view[:end], more=True)
+            return end
+        left = walker.remaining_bytes
+        if left > MAX_TAIL_BYTES:
+            raise MalformedResponse(f"a Fetch response with {left} bytes of tags")
+        self._walker = self._collecting = None
         if end:
             self._send(view[:end], more=True)
-        self._collecting = None
-        self._collect(view[end:], tail_bytes)
-        return len(view)
+        walker.show()  # only now, while the client is at work already
+        return end + self._collect(view[end:], left)
 
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
         exchange = self._collecting

@@ -36,8 +36,7 @@ from proxy.wire.produce import (
 )
 
 MAX_NAME_BYTES = 2**15 - 1
-"""Of a topic's name as its client wrote it, which is held back for an observer; Kafka's limit for
-all strings."""
+"""Kafka's limit for all strings: of a topic's name, which is held back for an observer."""
 
 MAX_UNSHOWN = 1000
 """So many partitions are shown although nobody said that now is the time."""
@@ -104,8 +103,8 @@ class FetchWalker:
     """
 
     __slots__ = (
-        *("_form", "_is_ended", "_is_tagged", "_passes_end", "_shown", "_walk"),
-        *("held", "opaque_bytes", "remaining_bytes"),
+        *("_form", "_is_ended", "_is_tagged", "_shown", "_walk"),
+        *("held", "opaque_bytes", "passes_end", "remaining_bytes"),
     )
 
     def __init__(
@@ -130,7 +129,8 @@ class FetchWalker:
         """The start of a field whose rest has not come."""
         self._is_ended = False
         self._is_tagged = form.is_tagged
-        self._passes_end = not form.has_endpoints
+        self.passes_end = not form.has_endpoints
+        """Whether no broker's address is in it."""
         self._shown = _Shown(observers, follows_batches) if observers else None
         self._walk: Generator[int, _Piece, int] | None = None
         """None until the first piece."""
@@ -149,7 +149,7 @@ class FetchWalker:
 
         May be False to the end, as after a last topic without partitions.
         """
-        return self._passes_end and self._shown is not None and self._shown.has_all
+        return self.passes_end and self._shown is not None and self._shown.has_all
 
     def skip(self, count: int) -> None:
         """Pass over `count` bytes, at most `opaque_bytes`, that were moved unseen."""

@@ -100,7 +100,7 @@ async def response_under_way(lab: Lab):
 
 async def walk_under_way(lab: Lab):
     client, broker = await lab.pair(frames.fetch_request(1, version=17))
-    await broker.send(frames.fetch17(1, [bytes(300_000)], {})[0][:200_000])
+    await broker.send(frames.fetch_partitions(1, [bytes(300_000)], {})[0][:200_000])
     await client.receive(200_000)
     return client, broker
 

@@ -28,7 +28,7 @@ PATHS = ["splice", "copy", "tls"]
     from_end=st.lists(st.integers(1, 80), max_size=4),
 )
 def test_at_any_split(path, certificates, records, nodes, cuts, from_end):
-    sent, seen = frames.fetch17(
+    sent, seen = frames.fetch_partitions(
         1, [bytes(size) for size in records], dict.fromkeys(range(nodes), ("broker.internal", 9092))
     )
     pieces = frames.in_pieces(sent, cuts, from_end)
@@ -52,7 +52,7 @@ def test_at_any_split(path, certificates, records, nodes, cuts, from_end):
 def test_the_frames_of_this_test_are_what_the_codec_reads():
     from proxy.wire.apis import APIS, FETCH, plan_of
 
-    sent, seen = frames.fetch17(1, [b"abc", bytes(300)], {4: ("broker.internal", 9092)})
+    sent, seen = frames.fetch_partitions(1, [b"abc", bytes(300)], {4: ("broker.internal", 9092)})
     start = plan_of(FETCH, 17).body_offset
     message = APIS[FETCH].response.decode(sent[start:], version=17)
     assert [len(part.records) for part in message.responses[0].partitions] == [3, 300]

@@ -50,11 +50,13 @@ REQUESTS = {
     "other fetch": (lambda n: frames.fetch_request(n, max_bytes=5000), frames.fetch_response),
     "new fetch": (
         lambda n: frames.fetch_request(n, version=17),
-        lambda n, size: frames.fetch17(n, [bytes(size)], {})[0],
+        lambda n, size: frames.fetch_partitions(n, [bytes(size)], {})[0],
     ),
     "shown fetch": (
         lambda n: frames.fetch_request(n, version=15),
-        lambda n, size: frames.fetch17(n, [bytes(size)], {})[0],  # without brokers as of 15
+        lambda n, size: frames.fetch_partitions(n, [bytes(size)], {})[
+            0
+        ],  # without brokers as of 15
     ),
     "acks 1": (
         lambda n: frames.produce_request(n, acks=1),

@@ -59,7 +59,7 @@ async def test_small_large_and_rewritten_responses_mixed(path):
             answers += [
                 frames.fetch_response(number, BIG_BYTES),
                 frames.metadata_response(number + 1, {7: ("real", 9092)}, 5_000),
-                frames.fetch17(number + 2, [bytes(100_000), b"x"], {7: ("real", 9092)})[0],
+                frames.fetch_partitions(number + 2, [bytes(100_000), b"x"], {7: ("real", 9092)})[0],
                 frames.response(frames.LIST_OFFSETS, 1, number + 3, b"offsets"),
             ]
         sending = asyncio.create_task(client.send(b"".join(asked[1:])))
@@ -313,6 +313,6 @@ async def test_a_split_login_with_one_request_in_flight():
 async def test_a_fetch_response_whose_first_bytes_come_in_two_parts(split):
     async with open_lab(rules=(slow_client("other"),)) as lab:
         client, broker = await lab.pair(frames.fetch_request(1, version=17))
-        sent, seen = frames.fetch17(1, [b"records"], {})
+        sent, seen = frames.fetch_partitions(1, [b"records"], {})
         await broker.send(sent[:split], sent[split:])
         assert await client.frame() == seen

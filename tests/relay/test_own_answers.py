@@ -84,7 +84,7 @@ def fetch(correlation_id):
 
 def fetched(correlation_id, *sizes):
     """What a broker sends, which is what a client sees: it names no brokers."""
-    return frames.fetch17(correlation_id, [bytes(size) for size in sizes], {})[0]
+    return frames.fetch_partitions(correlation_id, [bytes(size) for size in sizes], {})[0]
 
 
 def lookup(correlation_id, body=b"anything"):

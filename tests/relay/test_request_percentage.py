@@ -22,7 +22,7 @@ def bounded(percent: float) -> tuple[Rule, ...]:
 
 
 LOG_END = 10
-"""High watermark of `frames.fetch17`."""
+"""High watermark of `frames.fetch_partitions`."""
 
 
 def batch(end_offset: int, size: int) -> bytes:
@@ -60,7 +60,7 @@ async def test_all_time_of_a_fetch_counts_that_leaves_data_behind(records, count
         client, broker = await lab.pair(asked)
         (connection,) = lab.relay.connections
         connection.in_flight[0].sent_ms -= TOOK_MS
-        sent, seen = frames.fetch17(1, records, {})
+        sent, seen = frames.fetch_partitions(1, records, {})
         await broker.send(*frames.in_pieces(sent, (0.3, 0.31, 0.7), (40, 20)))
         assert await client.frame() == seen
         await until(lambda: not connection.responses.mid_frame)

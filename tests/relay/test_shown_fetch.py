@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from relaylab import frames
 from relaylab.lab import LIMIT_S, AllShown, fast_client, open_lab, turns, until
 
-from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_WALKED
+from proxy.relay.frame_flow import READ_BYTES
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.pump import SPLICE_MIN_BYTES
@@ -16,6 +16,7 @@ from proxy.relay.requests import MAX_SEEN_ASK_BYTES
 
 PATHS = ["splice", "copy"]
 NODES = {1: ("broker.internal", 9092)}
+FIRST_WITH_NODES = 16
 
 
 class ShownFetch(InterceptedRequest):
@@ -59,6 +60,7 @@ class ShowingInterceptor(AllShown):
         return ShownFetch(self.log, head.correlation_id)
 
 
+@pytest.mark.parametrize("version", [15, 17])
 @pytest.mark.parametrize("path", PATHS)
 @settings(
     max_examples=25,
@@ -73,19 +75,20 @@ class ShowingInterceptor(AllShown):
     cuts=st.lists(st.floats(0, 1), max_size=6),
     from_end=st.lists(st.integers(1, 80), max_size=4),
 )
-def test_all_of_it_once_before_the_next_one(path, records, nodes, cuts, from_end):
-    sent, seen = frames.fetch17(1, [bytes(size) for size in records], nodes)
+def test_all_of_it_once_before_the_next_one(path, version, records, nodes, cuts, from_end):
+    nodes = nodes if version >= FIRST_WITH_NODES else {}
+    sent, seen = frames.fetch_partitions(1, [bytes(size) for size in records], nodes, version)
     pieces = frames.in_pieces(sent, cuts, from_end)
     log = []
 
     async def relay() -> None:
         async with open_lab(splice=path != "copy") as lab:
             lab.services.interceptor = lambda *_: ShowingInterceptor(log)
-            client, broker = await lab.pair(frames.fetch_request(1, version=17))
+            client, broker = await lab.pair(frames.fetch_request(1, version=version))
             assert log == [(1, "asked"), (1, "sent")]
-            await client.send(frames.fetch_request(2, version=17))
+            await client.send(frames.fetch_request(2, version=version))
             await broker.frame()
-            last, none = frames.fetch17(2, [b""], {})
+            last, none = frames.fetch_partitions(2, [b""], {}, version)
             sending = asyncio.create_task(broker.send(*pieces[:-1], pieces[-1] + last))
             assert await client.frame() == seen
             assert await client.frame() == none
@@ -98,16 +101,19 @@ def test_all_of_it_once_before_the_next_one(path, records, nodes, cuts, from_end
     assert log[-3:] == [(2, "answered"), (2, (0, 0)), (2, "ended")]
 
 
-async def test_a_client_that_takes_nothing_for_a_while():
+@pytest.mark.parametrize(("version", "nodes"), [(15, {}), (17, NODES)])
+async def test_a_client_that_takes_nothing_for_a_while(version, nodes):
     numbers = range(1, 9)
+    records = [bytes(20_000)] * 50
     sent, seen = zip(
-        *(frames.fetch17(number, [bytes(20_000)] * 50, NODES) for number in numbers), strict=True
+        *(frames.fetch_partitions(number, records, nodes, version) for number in numbers),
+        strict=True,
     )
     loop = asyncio.get_running_loop()
     async with open_lab() as lab, asyncio.timeout(LIMIT_S):
         lab.services.interceptor = lambda *_: ShowingInterceptor([])
         sock = await lab.silent_client()
-        asked = [frames.fetch_request(number, version=17) for number in numbers]
+        asked = [frames.fetch_request(number, version=version) for number in numbers]
         await loop.sock_sendall(sock, b"".join(asked))
         broker = await lab.broker()
         assert [await broker.frame() for _ in asked] == asked
@@ -115,7 +121,7 @@ async def test_a_client_that_takes_nothing_for_a_while():
         (connection,) = lab.relay.connections
         responses = connection.responses
         await until(lambda: responses.sending_blocked)
-        assert responses.read_bytes <= READ_BYTES_WALKED
+        assert responses.read_bytes <= READ_BYTES
         assert len(responses.stash) <= READ_BYTES
         left = memoryview(b"".join(seen))
         while left:
@@ -131,13 +137,13 @@ async def test_a_client_that_somebody_follows_later_and_no_longer():
         lab.services.interceptor = lambda *_: interceptor
         interceptor.follows = False
         client, broker = await lab.pair(frames.fetch_request(1, version=17))
-        sent, _ = frames.fetch17(1, [b""], {})
+        sent, _ = frames.fetch_partitions(1, [b""], {})
         await broker.send(sent)
         assert await client.frame() == sent
         for number in range(2, 11):
             interceptor.follows = 4 <= number < 8
             request = frames.fetch_request(number, version=17)
-            sent, _ = frames.fetch17(number, [b""], {})
+            sent, _ = frames.fetch_partitions(number, [b""], {})
             await client.send(request)
             assert await broker.frame() == request
             await broker.send(sent)
@@ -161,7 +167,7 @@ async def test_a_long_request_is_the_last_one_until_it_is_answered():
             sending = asyncio.create_task(client.send(after))
             await turns(20)
             assert not broker.unread
-            sent, _ = frames.fetch17(number, [b""], {})
+            sent, _ = frames.fetch_partitions(number, [b""], {})
             await broker.send(sent)
             assert await client.frame() == sent
             assert await broker.frame() == after
@@ -175,11 +181,11 @@ async def test_a_request_for_more_partitions_than_are_kept_is_not_read(more, is_
     async with open_lab(read_limit_bytes=limit_bytes) as lab, asyncio.timeout(LIMIT_S):
         lab.services.interceptor = lambda *_: ShowingInterceptor(log)
         client, broker = await lab.pair(frames.fetch_request(1, version=17))
-        await broker.send(frames.fetch17(1, [b""], {})[0])
+        await broker.send(frames.fetch_partitions(1, [b""], {})[0])
         await client.frame()
         sending = asyncio.create_task(client.send(long_request(2, MAX_SEEN_ASK_BYTES + more)))
         await broker.frame()
         await sending
-        await broker.send(frames.fetch17(2, [b""], {})[0])
+        await broker.send(frames.fetch_partitions(2, [b""], {})[0])
         await client.frame()
     assert ((2, "asked") in log) is is_shown

@@ -116,7 +116,7 @@ async def test_each_way_is_measured_once(all_are_measured, rules):
         answers = [
             frames.fetch_response(0, 10),
             frames.fetch_response(1, BIG_BYTES),
-            frames.fetch17(2, [bytes(100_000), b"x"], {7: ("real", 9092)})[0],
+            frames.fetch_partitions(2, [bytes(100_000), b"x"], {7: ("real", 9092)})[0],
             frames.metadata_response(3, {7: ("real", 9092)}, 200_000),
             frames.response(0, 7, 4, b"stored"),
             frames.response(frames.LIST_OFFSETS, 1, 5, b"offsets"),

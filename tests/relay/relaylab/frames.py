@@ -94,11 +94,14 @@ def metadata_brokers(frame: bytes) -> dict[int, tuple[str, int]]:
     return brokers
 
 
-def fetch17(
-    correlation_id: int, records: list[bytes], endpoints: dict[int, tuple[str, int]]
+def fetch_partitions(
+    correlation_id: int,
+    records: list[bytes],
+    endpoints: dict[int, tuple[str, int]],
+    version: int = 17,
 ) -> tuple[bytes, bytes]:
-    """A Fetch response of version 17, one partition for each of `records`: as a broker sends it,
-    and as a client is to see it.
+    """A Fetch response of version 13 or later, one partition for each of `records`: as a broker
+    sends it, and as a client is to see it. Endpoints are from version 16 on.
     """
     partitions = b"".join(
         pack(">ihqqq", index, 0, 10, 10, 0)
@@ -120,8 +123,8 @@ def fetch17(
             nodes += pack(">i", port) + b"\0\0"  # no rack, no tags
         tail = b"\1\0" + write_uvarint(len(nodes)) + nodes
     return (
-        response(FETCH, 17, correlation_id, body + tail),
-        response(FETCH, 17, correlation_id, body + neutral_tail(tail)),
+        response(FETCH, version, correlation_id, body + tail),
+        response(FETCH, version, correlation_id, body + neutral_tail(tail)),
     )
 
 
