@@ -158,17 +158,13 @@ class Demand(NamedTuple):
 
 @dataclass(slots=True)
 class Vote:
-    """A member's side of one slot: whom it takes for the owner; made at `made_ms`."""
+    """A member's side of one slot: whom it takes for the owner."""
 
-    made_ms: float
-    """Who is new may have asked any owner until then."""
+    _voted_ms: float
+    """When the latest vote was given at the latest. At first when this is made: until then who is
+    new may have asked any owner."""
     owner: str = ""
     """That was asked last."""
-    _voted_ms: float = field(init=False)
-    """When the latest vote was given at the latest."""
-
-    def __post_init__(self) -> None:
-        self._voted_ms = self.made_ms
 
     def give(self, owner: str, now_ms: float) -> bool:
         """Return whether this owner may be asked now, once, at once: no other one has the vote."""
@@ -216,7 +212,7 @@ class LeaseUser:
         if len(self._asked_ms) > KEPT_DEMANDS:
             del self._asked_ms[next(iter(self._asked_ms))]
         lease = self._used.lease
-        guaranteed = min(self.guaranteed(now_ms), lease.rate)
+        guaranteed = min(self._used.guaranteed(now_ms), lease.rate)
         return RateLease(lease.number, self.rate(now_ms), guaranteed)
 
     def take(self, lease: RateLease, now_ms: float) -> bool:
@@ -236,10 +232,6 @@ class LeaseUser:
     def rate(self, now_ms: float) -> float:
         """Return the rate that may be used now."""
         return self._used.rate(now_ms)
-
-    def guaranteed(self, now_ms: float) -> float:
-        """Return the part of it that lasts longer."""
-        return self._used.guaranteed(now_ms)
 
 
 class Voters:

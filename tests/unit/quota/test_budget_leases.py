@@ -368,7 +368,7 @@ def test_a_member_uses_no_lease_that_it_did_not_ask_for_nor_an_earlier_one():
     assert not user.take(RateLease(second, 5.0, 1.0), 10.0)
     assert not user.take(RateLease(first, 50.0, 1.0), 10.0)
     assert not user.take(RateLease(second + 1, 50.0, 1.0), 10.0)
-    assert (user.rate(10.0), user.guaranteed(10.0)) == (5.0, 1.0)
+    assert user.rate(10.0) == 5.0
     assert user.rate(10.0 + RATE_LEASE_MS) == 1.0
     assert user.rate(10.0 + RATE_LEASE_MS + GUARANTEE_MS) == 0.0
 
