@@ -6,7 +6,7 @@ Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monoto
 from .exposition import DroppedLogLines, join_scrapes
 from .instruments import BoundedLabels, Instruments, MemberInstruments, UsageInstruments
 from .lock_free import CounterChild, HistogramChild
-from .sensor import Metric, QuotaViolation, Registry, RegistryFull, Sensor
+from .sensor import Metric, QuotaViolation, Registry, Sensor
 from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "QuotaViolation",
     "Rate",
     "Registry",
-    "RegistryFull",
     "Sensor",
     "UsageInstruments",
     "WindowedSum",

@@ -1,11 +1,11 @@
 """Record a value once and keep every metric made of it, and their quotas, up to date.
 
-Sensors are kept by name: bounded in number, and only while they are in use.
+Sensors are kept by name, and only while they are in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Generic, TypeVar
@@ -55,12 +55,10 @@ class Sensor:
 
     __slots__ = ("expiry_ms", "last_record_ms", "metrics", "name", "retired", "room")
 
-    def __init__(
-        self, name: str, *, created_ms: float = 0.0, expiry_ms: float = DEFAULT_EXPIRY_MS
-    ) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.expiry_ms = expiry_ms
-        self.last_record_ms = created_ms
+        self.expiry_ms = DEFAULT_EXPIRY_MS
+        self.last_record_ms = 0.0
         self.retired = False
         """True once a registry has let it go: who holds it must ask for a new one."""
         self.metrics: tuple[Metric, ...] = ()
@@ -113,27 +111,16 @@ class Sensor:
 S = TypeVar("S", bound=Sensor)
 
 
-class RegistryFull(Exception):  # noqa: N818 - says what the registry is
-    """There are as many live sensors as the registry may hold."""
-
-
 class Registry(Generic[S]):
-    """Sensors by name, at most `max_sensors`; one idle for `expiry_ms` makes room.
+    """Sensors by name; those that are idle go by `expiring`.
 
     A sensor that is held beyond one call may have been removed meanwhile; `Sensor.retired` tells.
-    Raises ValueError when `max_sensors` is below 1 or `expiry_ms` not above 0.
     """
 
-    def __init__(self, max_sensors: int, expiry_ms: float = DEFAULT_EXPIRY_MS) -> None:
-        if max_sensors < 1:
-            raise ValueError(f"max_sensors must be 1 or more, got {max_sensors!r}")
-        if not expiry_ms > 0:
-            raise ValueError(f"expiry_ms must be above 0, got {expiry_ms!r}")
-        self.max_sensors = max_sensors
-        self.expiry_ms = expiry_ms
+    def __init__(self) -> None:
         self._sensors: dict[str, S] = {}
         # By the earliest time at which each can expire: what is recorded only moves it later. So a
-        # sensor is looked at once in `expiry_ms`, not for each new name.
+        # sensor is looked at once in its `expiry_ms`.
         self._due: list[tuple[float, int, S]] = []
         self._number = count()
 
@@ -141,26 +128,11 @@ class Registry(Generic[S]):
         """Return the sensor of that name, or None."""
         return self._sensors.get(name)
 
-    def get_or_create(self, name: str, factory: Callable[[], S], now_ms: float) -> S:
-        """Return the sensor of that name; if there is none, keep the one that `factory` makes.
-
-        Raises RegistryFull when all are in use, and ValueError when that one has another name.
-        """
-        sensor = self._sensors.get(name)
-        if sensor is not None:
-            return sensor
-        if len(self._sensors) >= self.max_sensors:
-            self.expire(now_ms)
-            if len(self._sensors) >= self.max_sensors:
-                raise RegistryFull(f"all {self.max_sensors} sensors are in use")
-        sensor = factory()
-        if sensor.name != name:
-            raise ValueError(f"asked for sensor {name!r}, the factory made {sensor.name!r}")
-        sensor.expiry_ms = self.expiry_ms
+    def add(self, sensor: S, now_ms: float) -> None:
+        """Keep a sensor, of whose name there must be no other one; it is idle from now on."""
         sensor.last_record_ms = now_ms
-        self._sensors[name] = sensor
+        self._sensors[sensor.name] = sensor
         heappush(self._due, (sensor.expires_ms, next(self._number), sensor))
-        return sensor
 
     def remove(self, name: str) -> bool:
         """Remove the sensor; return whether there was one."""
@@ -173,10 +145,6 @@ class Registry(Generic[S]):
             heapify(self._due)
         return True
 
-    def expire(self, now_ms: float) -> list[str]:
-        """Remove all idle sensors; return their names."""
-        return [sensor.name for sensor in self.expiring(now_ms) if sensor is not None]
-
     def expiring(self, now_ms: float) -> Iterator[S | None]:
         """Remove idle sensors in steps; yield each of those examined, None when it stays."""
         while self._due and self._due[0][0] <= now_ms:
@@ -187,9 +155,6 @@ class Registry(Generic[S]):
                 continue
             heappop(self._due)
             yield sensor if not sensor.retired and self.remove(sensor.name) else None
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._sensors
 
     def __iter__(self) -> Iterator[S]:
         """Iterate over the sensors of this moment, but for those that have gone when it is theirs.

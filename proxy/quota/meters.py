@@ -67,8 +67,10 @@ class Meters:
 
     def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
         self._instruments = instruments
-        self.registry: Registry[Meter] = Registry(settings.max_sensors)
+        self.registry: Registry[Meter] = Registry()
         """All of them by `sensor_name`; they expire only through `expiring`."""
+        self.max_sensors = 0
+        """With so many there is no room for another client's. It never becomes less."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
         """Called once per rule and kind when clients share its sensor `other`."""
         self.on_state: OnState = lambda *_: None
@@ -119,7 +121,7 @@ class Meters:
         for lease in self._lent.values():
             lease.end()
         self.settings = settings
-        self.registry.max_sensors = max(self.registry.max_sensors, settings.max_sensors)
+        self.max_sensors = max(self.max_sensors, settings.max_sensors)
         self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
         self._instruments.throttling_paused.set(bool(self.table.pauses))
         self.generation += 1
@@ -284,7 +286,7 @@ class Meters:
         budget = rule.share.budget
         enforced = self.settings.enforce and budget.enforce
         meter = self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
-        meter.expiry_ms = math.inf  # type: ignore[misc]  # as Registry does
+        meter.expiry_ms = math.inf  # type: ignore[misc]  # a slot of Sensor
         return meter
 
     def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
@@ -322,9 +324,10 @@ class Meters:
 
     def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
         # Only sensors whose number the rules decide get here without room: they must be measured.
-        self.registry.max_sensors = max(self.registry.max_sensors, len(self.registry) + 1)
+        self.max_sensors = max(self.max_sensors, len(self.registry) + 1)
         meter = Meter(kind, entity, rule, self._adapted.get(sensor_name(kind, entity)))
-        return self.registry.get_or_create(meter.name, lambda: meter, now_ms)
+        self.registry.add(meter, now_ms)
+        return meter
 
     def _make_room(self, kind: QuotaKind, address: str | None, now_ms: float) -> bool:
         """Drop no more idle sensors than it takes; return whether there is room for a client."""
@@ -335,7 +338,7 @@ class Meters:
             return (
                 len(self._quiet[kind]) < most
                 and self._of_address[kind, address] < of_address
-                and len(self.registry) < self.registry.max_sensors
+                and len(self.registry) < self.max_sensors
             )
 
         examined = islice(self.registry.expiring(now_ms), MAX_EXAMINED)

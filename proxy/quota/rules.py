@@ -454,7 +454,7 @@ class QuotaSettings:
 
     @property
     def max_sensors(self) -> int:
-        """How many sensors these settings can need; the bound to give to the registry."""
+        """How many sensors these settings can need."""
         # A rule has at most two that do not count as a client's: its own, and its overflow.
         # And there are at most as many budgets as are three deep for each rule.
         of_rules = (2 + MOST_LEVELS) * len(self.rules)

@@ -1,107 +1,55 @@
-"""Sensors by name: one each, bounded in number, gone when idle."""
+"""Sensors by name: one each, gone when idle."""
 
 import gc
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from metrics import Registry, RegistryFull, Sensor
+from metrics import Registry, Sensor
 
 EXPIRY_MS = 1000.0
 
 
 def create(registry, name, now_ms):
-    return registry.get_or_create(name, lambda: Sensor(name), now_ms)
+    sensor = Sensor(name)
+    sensor.expiry_ms = EXPIRY_MS
+    registry.add(sensor, now_ms)
+    return sensor
+
+
+def expire(registry, now_ms):
+    """Have idle sensors go; return their names."""
+    return [sensor.name for sensor in registry.expiring(now_ms) if sensor is not None]
 
 
 def test_a_name_stands_for_one_sensor():
-    registry = Registry(10)
-    sensor = create(registry, "a", 0)
+    registry = Registry()
+    sensor = create(registry, "a", 5)
 
-    assert create(registry, "a", 5) is sensor
     assert registry.get("a") is sensor
     assert registry.get("b") is None
-    assert "a" in registry
-    assert "b" not in registry
+    assert sensor.last_record_ms == 5
     assert len(registry) == 1
 
 
-def test_the_factory_is_called_only_for_a_new_name():
-    made = []
-
-    def factory():
-        made.append("a")
-        return Sensor("a")
-
-    registry = Registry(10)
-    registry.get_or_create("a", factory, 0)
-    registry.get_or_create("a", factory, 0)
-
-    assert made == ["a"]
-
-
-def test_a_factory_that_makes_another_sensor_is_refused():
-    registry = Registry(10)
-
-    with pytest.raises(ValueError, match="asked for sensor 'a', the factory made 'b'"):
-        registry.get_or_create("a", lambda: Sensor("b"), 0)
-    assert len(registry) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        pytest.param((0,), "max_sensors must be 1 or more", id="no room"),
-        pytest.param((1, 0), "expiry_ms must be above 0", id="no expiry time"),
-        pytest.param((1, float("nan")), "expiry_ms must be above 0", id="not a number"),
-    ],
-)
-def test_bad_limits_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Registry(*arguments)
-
-
-def test_a_full_registry_refuses_new_names_and_serves_known_ones():
-    registry = Registry(2, EXPIRY_MS)
-    first = create(registry, "a", 0)
-    create(registry, "b", 0)
-
-    with pytest.raises(RegistryFull, match="all 2 sensors are in use"):
-        create(registry, "c", 999)
-    assert create(registry, "a", 999) is first
-
-
-def test_idle_sensors_make_room():
-    registry = Registry(2, EXPIRY_MS)
-    idle, busy = create(registry, "idle", 0), create(registry, "busy", 0)
-    busy.record(1, 500)
-
-    create(registry, "new", 1000)
-
-    assert {sensor.name for sensor in registry} == {"busy", "new"}
-    assert idle.retired
-    assert not busy.retired
-
-
 def test_expire_names_what_went():
-    registry = Registry(5, EXPIRY_MS)
+    registry = Registry()
     for name in ("a", "b", "c"):
         create(registry, name, 0)
     registry.get("b").record(1, 10)
 
-    assert registry.expire(999) == []
-    assert registry.expire(1000) == ["a", "c"]
-    assert registry.expire(1000) == []
-    assert registry.expire(1010) == ["b"]
+    assert expire(registry, 999) == []
+    assert expire(registry, 1000) == ["a", "c"]
+    assert expire(registry, 1000) == []
+    assert expire(registry, 1010) == ["b"]
     assert len(registry) == 0
 
 
 def test_a_name_that_expired_gets_a_new_sensor():
-    registry = Registry(5, EXPIRY_MS)
+    registry = Registry()
     old = create(registry, "a", 0)
-    registry.expire(EXPIRY_MS)
+    expire(registry, EXPIRY_MS)
     new = create(registry, "a", EXPIRY_MS)
 
     assert new is not old
@@ -110,7 +58,7 @@ def test_a_name_that_expired_gets_a_new_sensor():
 
 
 def test_remove():
-    registry = Registry(5)
+    registry = Registry()
     sensor = create(registry, "a", 0)
 
     assert registry.remove("a") is True
@@ -120,7 +68,7 @@ def test_remove():
 
 
 def test_sensors_may_come_and_go_during_iteration():
-    registry = Registry(5)
+    registry = Registry()
     for name in ("a", "b", "c"):
         create(registry, name, 0)
 
@@ -136,7 +84,7 @@ def names(steps):
 
 
 def test_each_expires_when_its_own_time_is_up():
-    registry = Registry(5, EXPIRY_MS)
+    registry = Registry()
     for name in ("a", "b", "c", "d"):
         create(registry, name, 0)
     for name, now_ms in (("a", 30), ("b", 10), ("c", 20)):
@@ -148,7 +96,7 @@ def test_each_expires_when_its_own_time_is_up():
 
 
 def test_expiring_may_be_left_and_the_registry_change_between_its_steps():
-    registry = Registry(10, EXPIRY_MS)
+    registry = Registry()
     for name in ("a", "b", "c", "d"):
         create(registry, name, 0)
     steps = registry.expiring(EXPIRY_MS)
@@ -159,12 +107,12 @@ def test_expiring_may_be_left_and_the_registry_change_between_its_steps():
     create(registry, "e", EXPIRY_MS)
     assert names(steps) == [None, None, "d"]
     assert [sensor.name for sensor in registry] == ["c", "e"]
-    assert registry.expire(1500) == ["c"]
+    assert expire(registry, 1500) == ["c"]
 
 
 def test_50_000_names_cost_a_look_each_and_leave_nothing_behind():
     """A new name each millisecond; at any time those of the last second are in use."""
-    registry = Registry(2000, EXPIRY_MS)
+    registry = Registry()
     looks = gone = 0
     for now_ms in range(50_000):
         create(registry, f"client-{now_ms}", now_ms)
@@ -178,7 +126,7 @@ def test_50_000_names_cost_a_look_each_and_leave_nothing_behind():
 
 
 def test_sensors_in_use_are_looked_at_once_in_an_expiry_time():
-    registry = Registry(100, EXPIRY_MS)
+    registry = Registry()
     sensors = [create(registry, str(number), 0) for number in range(100)]
     looks = 0
     for now_ms in range(1, 10_000):
@@ -196,33 +144,13 @@ def alive(kind):
 
 
 def test_removed_sensors_do_not_pile_up():
-    registry = Registry(10, EXPIRY_MS)
+    registry = Registry()
     others = alive(Sensor)
     for number in range(1000):
         create(registry, str(number), 0)
         registry.remove(str(number))
 
     assert alive(Sensor) - others <= 100
-
-
-def test_a_flood_of_new_names_does_not_walk_a_full_registry():
-    """The walk over all sensors happens only once something may have expired."""
-
-    class WatchedRegistry(Registry):
-        walks = 0
-
-        def __iter__(self):
-            self.walks += 1
-            return super().__iter__()
-
-    registry = WatchedRegistry(100, EXPIRY_MS)
-    for number in range(100):
-        create(registry, str(number), 0)
-    for number in range(1000):
-        with pytest.raises(RegistryFull):
-            create(registry, f"new-{number}", 500)
-
-    assert registry.walks == 0
 
 
 class RegistryAgainstModel(RuleBasedStateMachine):
@@ -232,7 +160,7 @@ class RegistryAgainstModel(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.registry = Registry(3, EXPIRY_MS)
+        self.registry = Registry()
         self.now_ms = 0.0
         self.model = {}
 
@@ -244,16 +172,10 @@ class RegistryAgainstModel(RuleBasedStateMachine):
         self.now_ms += step_ms
 
     @rule(name=names)
-    def get_or_create(self, name):
-        if name not in self.model and len(self.model) == 3:
-            for gone in self.idle():
-                del self.model[gone]
-            if len(self.model) == 3:
-                with pytest.raises(RegistryFull):
-                    create(self.registry, name, self.now_ms)
-                return
-        self.model.setdefault(name, self.now_ms)
-        assert create(self.registry, name, self.now_ms).name == name
+    def add(self, name):
+        if name not in self.model:
+            create(self.registry, name, self.now_ms)
+            self.model[name] = self.now_ms
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
@@ -269,14 +191,14 @@ class RegistryAgainstModel(RuleBasedStateMachine):
     @rule()
     def expire(self):
         idle = self.idle()
-        assert set(self.registry.expire(self.now_ms)) == idle
+        assert set(expire(self.registry, self.now_ms)) == idle
         for name in idle:
             del self.model[name]
 
     @invariant()
     def same_sensors(self):
         assert {sensor.name for sensor in self.registry} == set(self.model)
-        assert len(self.registry) == len(self.model) <= 3
+        assert len(self.registry) == len(self.model)
 
 
 TestRegistryAgainstModel = RegistryAgainstModel.TestCase
