@@ -3,7 +3,7 @@
 Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monotonic milliseconds.
 """
 
-from .exposition import DroppedLogLines, join_scrapes
+from .exposition import join_scrapes
 from .instruments import BoundedLabels, Instruments, MemberInstruments, UsageInstruments
 from .lock_free import CounterChild, HistogramChild
 from .sensor import Metric, QuotaViolation, Registry, Sensor
@@ -13,7 +13,6 @@ __all__ = [
     "BoundedLabels",
     "Count",
     "CounterChild",
-    "DroppedLogLines",
     "HistogramChild",
     "Instruments",
     "MemberInstruments",

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -71,23 +70,17 @@ def _family_starts(scrape: bytes) -> Iterator[int]:
             yield at
 
 
-class DroppedLogLines(Collector):
-    """Shows `count`, which is asked at each scrape: a process has one log, whatever it relays."""
-
-    def __init__(self, count: Callable[[], int]) -> None:
-        self._count = count
-
-    def collect(self) -> Iterable[Family]:
-        """Return the family with its one sample."""
-        name, meaning = f"{PREFIX}log_lines_dropped", "Log lines that could not be written."
-        return (CounterMetricFamily(name, meaning, value=self._count()),)
-
-
 class FigureTable(NamedTuple):
     """Gauges, and counters, whose names end in TOTAL: the text and the value of each."""
 
     labels: tuple[str, ...]
     figures: Mapping[str, tuple[str, ValueOf]]
+
+
+_DROPPED = "Log lines that could not be written."
+
+OF_LOG = FigureTable((), {"log_lines_dropped_total": (_DROPPED, lambda log, _: log.dropped)})
+"""A process has one log, whatever it relays."""
 
 
 FigureRows: TypeAlias = Iterable[tuple[tuple[str, ...], object]]

@@ -16,14 +16,9 @@ from typing import TypeVar
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from structlog import get_logger
 
-from metrics import (
-    DroppedLogLines,
-    Instruments,
-    MemberInstruments,
-    UsageInstruments,
-)
+from metrics import Instruments, MemberInstruments, UsageInstruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from metrics.exposition import FigureCollector
+from metrics.exposition import OF_LOG, FigureCollector
 from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
@@ -114,9 +109,8 @@ class MemberProcess:
         instruments.build_info.labels(VERSION).set(1)
         self.quotas = QuotaManager(settings, instruments)
         self.quotas.on_overflow, self.quotas.on_state = _log_overflow, _log_state
-        sensors = ((OF_SENSORS, self.quotas.figure_rows),)
-        self.metrics.register(FigureCollector(sensors, clock_ms, sys.maxsize))
-        self.metrics.register(DroppedLogLines(lambda: log_queue.dropped))
+        tables = (OF_SENSORS, self.quotas.figure_rows), (OF_LOG, lambda: [((), log_queue)])
+        self.metrics.register(FigureCollector(tables, clock_ms, sys.maxsize))
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self.metrics.register(collector)
         errors = instruments.upstream_errors_total

@@ -11,8 +11,8 @@ from chart import CHART, Helm
 from dashboard_queries import DASHBOARDS, dashboard_queries, panels
 from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 
-from metrics import DroppedLogLines, Instruments, MemberInstruments, UsageInstruments
-from metrics.exposition import FigureCollector
+from metrics import Instruments, MemberInstruments, UsageInstruments
+from metrics.exposition import OF_LOG, FigureCollector
 from proxy.backpressure.backpressure import OF_BOUNDS
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress.progress_collector import ProgressCollector
@@ -33,9 +33,8 @@ def exposed() -> set[str]:
     UsageInstruments(registry)
     book = QueryRegistry(ProgressSettings(), lambda _: None, lambda _: True)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
-    tables = [(table, tuple) for table in (OF_SENSORS, OF_BOUNDS, OF_PIPELINES, OF_NODES)]
+    tables = [(table, tuple) for table in (OF_SENSORS, OF_BOUNDS, OF_PIPELINES, OF_NODES, OF_LOG)]
     registry.register(FigureCollector(tables, lambda: 0.0, 1))
-    registry.register(DroppedLogLines(int))
     families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]
     names = {"up"}
     for family in families:

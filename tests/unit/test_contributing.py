@@ -13,13 +13,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # as a script it has no conftes
 from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed
 
-from metrics import (
-    DroppedLogLines,
-    Instruments,
-    MemberInstruments,
-    UsageInstruments,
-)
-from metrics.exposition import PREFIX
+from metrics import Instruments, MemberInstruments, UsageInstruments
+from metrics.exposition import OF_LOG, PREFIX, TOTAL
 from metrics.instruments import InstrumentRow
 from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOUNDED
 from proxy.admin.document_models import Model
@@ -82,14 +77,14 @@ def metric_rows() -> Iterator[InstrumentRow]:
     yield from instruments.rows
     yield from MemberInstruments(CollectorRegistry()).rows
     yield from UsageInstruments(CollectorRegistry()).rows
-    for labels, figures in (OF_SENSORS, OF_BOUNDS, OF_PIPELINES, OF_NODES):
+    for labels, figures in (OF_SENSORS, OF_BOUNDS, OF_PIPELINES, OF_NODES, OF_LOG):
         for name, (text, _) in figures.items():
-            yield InstrumentRow(PREFIX + name, "gauge", labels, text)
-    for collector in (_progress(), DroppedLogLines(int)):
-        for family in collector.collect():
-            labels = tuple(name for name in next(iter(family.samples)).labels if name != "le")
-            name = family.name + ("_total" if family.type == "counter" else "")
-            yield InstrumentRow(name, family.type, labels, family.documentation)
+            kind = "counter" if name.endswith(TOTAL) else "gauge"
+            yield InstrumentRow(PREFIX + name, kind, labels, text)
+    for family in _progress().collect():
+        labels = tuple(name for name in next(iter(family.samples)).labels if name != "le")
+        name = family.name + (TOTAL if family.type == "counter" else "")
+        yield InstrumentRow(name, family.type, labels, family.documentation)
 
 
 def metric_table() -> str:
