@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, StrictBool
 
 from proxy.quota import fields
-from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
+from proxy.quota.entities import FORESEEN_KINDS, QuotaKind
 from proxy.quota.fields import Conflict, example
 from proxy.quota.rules import MOST_LEVELS, AdaptiveBound, Budget, Rule, RuleKeys, Share
 from proxy.quota.schedules import When, find_overlapping
@@ -22,9 +22,6 @@ HOLD_INTERVALS: Final = 2
 
 GAINS: Final = ("proportional", "integral", "derivative")
 """Keys that only the estimator pid has."""
-
-BYTE_KINDS = {CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE}
-"""What budgets bound."""
 
 
 def _given_gains(data: dict[str, Any]) -> list[str]:
@@ -75,11 +72,6 @@ class AdaptiveSection(fields.Section):
             message = f"{own} is not longer than batch_interval, {interval}: each report would come"
             fix = f"write {enough} or more, or leave it out"
             yield Conflict(("hold",), f"{message} too late", fix)
-
-    @property
-    def bound(self) -> AdaptiveBound:
-        """What the quota takes."""
-        return AdaptiveBound(**self.model_dump(exclude_none=True))
 
 
 class Bounded(fields.Settings):
@@ -168,19 +160,6 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no class tha
             if getattr(self, key) is not None:
                 yield without_budget(key)
 
-    def rule(self, place: str, number: int, budgets: Mapping[str, Budget]) -> Rule:
-        """Return the rule, the `number`th of the file."""
-        return Rule(
-            **self.fields_of_keys(),
-            expected=self.expected,
-            bounds=self.bounds,
-            share=share_of(budgets, self, self.guaranteed or 0.0),
-            adaptive=self.adaptive.bound if self.adaptive else None,
-            when=self.when,
-            place=place,
-            number=number,
-        )
-
 
 class QuotasSection(fields.Section):
     """How rates are measured, and the rules in the order of the file."""
@@ -222,7 +201,17 @@ class QuotasSection(fields.Section):
                 number=at,
             )
         for number, rule in enumerate(self.rules):
-            yield rule.rule(place(f"quotas.rules[{number}]"), number, made)
+            adaptive = rule.adaptive and rule.adaptive.model_dump(exclude_none=True)
+            yield Rule(
+                **rule.fields_of_keys(),
+                expected=rule.expected,
+                bounds=rule.bounds,
+                share=share_of(made, rule, rule.guaranteed or 0.0),
+                adaptive=AdaptiveBound(**adaptive) if adaptive else None,
+                when=rule.when,
+                place=place(f"quotas.rules[{number}]"),
+                number=number,
+            )
 
     def _budget_conflicts(self) -> Iterator[Conflict]:
         """Yield what is wrong with budgets; of guarantees only where they lie in budgets."""
@@ -266,7 +255,7 @@ class QuotasSection(fields.Section):
     def _guarantees(self) -> Iterator[Conflict]:
         for at, rule in enumerate(self.rules):
             loc, bounds = ("rules", at, "guaranteed"), rule.bounds
-            kind = min(BYTE_KINDS & bounds.keys(), key=bounds.__getitem__, default=None)
+            kind = min(FORESEEN_KINDS & bounds.keys(), key=bounds.__getitem__, default=None)
             if rule.guaranteed is not None and rule.is_open:
                 message = "is for each of many clients, and adds up without end"
                 yield Conflict(loc, message, "name one client or user, or write scope: shared")
