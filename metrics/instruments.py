@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from .exposition import OTHER, PREFIX, labelled, streamed
-from .lock_free import CounterChild, HistogramChild, LockFreeMetric
+from .lock_free import CounterChild, HistogramChild
 
 THROTTLE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 COMPLETION_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
@@ -47,13 +47,15 @@ class BoundedLabels(Collector, Generic[M]):
     """A labelled metric whose number of label sets clients cannot drive up; register it alone.
 
     Once `max_sets` distinct sets are in use, a new one is counted with OTHER in its open labels,
-    those whose values clients choose. Raises ValueError when `max_sets` is below 1 or an open label
-    is not the metric's.
+    those whose values clients choose. `make` makes the child of a set, a collector that knows
+    nothing of labels. Raises ValueError when `max_sets` is below 1 or an open label is not the
+    metric's.
     """
 
     def __init__(
         self,
-        metric: Any,
+        make: Callable[[], M],
+        meaning: str,
         label_names: tuple[str, ...],
         open_labels: Collection[str],
         max_sets: int,
@@ -62,7 +64,9 @@ class BoundedLabels(Collector, Generic[M]):
             raise ValueError(f"max_sets must be 1 or more, got {max_sets!r}")
         if not set(open_labels) <= set(label_names):
             raise ValueError(f"open labels {open_labels!r} are not all among {label_names!r}")
-        self._metric = metric
+        (family,) = cast(Collector, make()).collect()
+        self._family = family.name, meaning, family.type
+        self._make = make
         self._label_names = label_names
         self._is_open = tuple(name in open_labels for name in label_names)
         self._max_sets = max_sets
@@ -83,8 +87,10 @@ class BoundedLabels(Collector, Generic[M]):
         child = self.children.get(values)
         if child is not None:
             return child
+        if len(values) != len(self._label_names):
+            raise ValueError(f"{len(values)} label values for {self._label_names}")
         if not self.is_full:
-            child = self._others.pop(values, None) or cast(M, self._metric.labels(*values))
+            child = self._others.pop(values, None) or self._make()
             self.children[values] = child
             self.last_values.setdefault(values[:-1], {})[values[-1]] = None
             return child
@@ -92,7 +98,7 @@ class BoundedLabels(Collector, Generic[M]):
         values = tuple(OTHER if is_open else value for is_open, value in pairs)
         child = self.children.get(values) or self._others.get(values)
         if child is None:
-            child = self._others[values] = cast(M, self._metric.labels(*values))
+            child = self._others[values] = self._make()
         return child
 
     def counted(self) -> list[tuple[LabelValues, M]]:
@@ -114,19 +120,17 @@ class BoundedLabels(Collector, Generic[M]):
         for value in gone:
             del last[value]
             del self.children[*first, value]
-            self._metric.remove(*first, value)
         if not last:
             self.last_values.pop(first, None)
         return len(gone)
 
     def describe(self) -> Iterable[Family]:
         """Return the family without samples."""
-        return cast(Iterable[Family], self._metric.describe())
+        return (Family(*self._family),)
 
     def collect(self) -> Iterable[Family]:
-        """Yield the same; each sample is made when it is read, which can be done once."""
-        for family in self.describe():
-            yield streamed(family.name, family.documentation, family.type, self._samples())
+        """Return the same; each sample is made when it is read, which can be done once."""
+        return (streamed(*self._family, self._samples()),)
 
     def _samples(self) -> Iterator[Sample]:
         for sets in (self.children, self._others):
@@ -152,22 +156,27 @@ def plain(kind: type[M], meaning: str, labels: str = "", **options: Any) -> M:
     return cast(M, _Declared(kind, meaning, labels, options))
 
 
-def bounded(kind: type[Any], meaning: str, labels: str, **options: Any) -> BoundedLabels[Any]:
-    """Declare a metric with BoundedLabels; a star is behind those whose values clients choose."""
-    return cast(BoundedLabels[Any], _Declared(kind, meaning, labels, options, is_bounded=True))
+def lock_free(make: Callable[[str], M], meaning: str, labels: str) -> BoundedLabels[M]:
+    """Declare one with BoundedLabels for the path of many frames; `make` makes a child by its name.
+
+    A star is behind those labels whose values clients choose.
+    """
+    return cast(BoundedLabels[M], _Declared(make, meaning, labels, {}, is_bounded=True))
+
+
+def bounded(kind: Callable[..., M], meaning: str, labels: str, **options: Any) -> BoundedLabels[M]:
+    """Declare one with BoundedLabels for all other paths, as `lock_free`."""
+    make = partial(kind, documentation=meaning, registry=None, **options)
+    return lock_free(make, meaning, labels)
 
 
 gauge, counter = partial(plain, Gauge), partial(plain, Counter)
 
 
-lock_free_counter = partial(bounded, LockFreeMetric, child=CounterChild)
-"""Declares one for the path of many frames."""
-
-
 def request_part(meaning: str) -> BoundedLabels[HistogramChild]:
     """Declare a histogram of a part of the time that requests take."""
-    child = partial(HistogramChild, bounds=REQUEST_BUCKETS_S)
-    return bounded(LockFreeMetric, f"{meaning} {_SAMPLED}", "api", child=child)
+    make = partial(HistogramChild, bounds=REQUEST_BUCKETS_S)
+    return lock_free(make, f"{meaning} {_SAMPLED}", "api")
 
 
 class Declarations:
@@ -189,17 +198,16 @@ class Declarations:
 
     def _make(self, name: str, declared: _Declared, max_label_sets: int) -> Any:
         kind, meaning, labels, options, is_bounded = declared
-        names, registry = tuple(re.findall(r"\w+", labels)), None if is_bounded else self.registry
-        metric = kind(PREFIX + name, meaning, names, registry=registry, **options)
+        names, open_names = re.findall(r"\w+", labels), re.findall(r"(\w+)\*", labels)
+        if is_bounded:
+            make = partial(kind, PREFIX + name)
+            metric = BoundedLabels[Any](make, meaning, tuple(names), open_names, max_label_sets)
+            self.registry.register(metric)
+        else:
+            metric = kind(PREFIX + name, meaning, names, registry=self.registry, **options)
         (family,) = metric.describe()
-        self.rows.append(InstrumentRow(PREFIX + name, family.type, names, meaning))
-        if not is_bounded:
-            return metric
-        made: BoundedLabels[Any] = BoundedLabels(
-            metric, names, re.findall(r"(\w+)\*", labels), max_label_sets
-        )
-        self.registry.register(made)
-        return made
+        self.rows.append(InstrumentRow(PREFIX + name, family.type, tuple(names), meaning))
+        return metric
 
 
 class Instruments(Declarations):
@@ -209,12 +217,10 @@ class Instruments(Declarations):
     scrape. Of members that share clients with others are the last three, which stay at 0 without.
     """
 
-    bytes_total: BoundedLabels[CounterChild] = lock_free_counter(
-        "Bytes relayed to and from clients.", "listener, user*, client_id*, api"
+    bytes_total = lock_free(
+        CounterChild, "Bytes relayed to and from clients.", "listener, user*, client_id*, api"
     )
-    requests_total: BoundedLabels[CounterChild] = lock_free_counter(
-        "Requests received from clients.", "api*, version*"
-    )
+    requests_total = lock_free(CounterChild, "Requests received from clients.", "api*, version*")
     violations_total = bounded(Counter, "Measurements that exceeded a quota.", PER_SENSOR)
     throttled_responses_total = bounded(
         Counter, "Responses held back, and requests kept waiting, to keep a quota.", PER_SENSOR

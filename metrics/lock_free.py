@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import accumulate
-from typing import Generic, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
 VALUE, REQUESTS = range(2)  # in the cells of a counter
-
-Child = TypeVar("Child", bound="CounterChild | HistogramChild")
 
 
 class CounterChild:
@@ -80,33 +77,3 @@ class HistogramChild:
         bounds = [*map(floatToGoString, self.bounds), "+Inf"]
         buckets = list(zip(bounds, accumulate(self.counts), strict=True))
         return (HistogramMetricFamily(self._name, "", buckets, self.total),)
-
-
-class LockFreeMetric(Generic[Child]):
-    """What BoundedLabels, which keeps the children itself, needs of a metric."""
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        labelnames: tuple[str, ...],
-        *,
-        child: Callable[[str], Child],
-        **_registry: None,
-    ) -> None:
-        self._name, self._documentation, self._labelnames = name, documentation, labelnames
-        self._child = child
-
-    def labels(self, *values: str) -> Child:
-        """Return a child that has counted nothing. Raises ValueError unless each label has one."""
-        if len(values) != len(self._labelnames):
-            raise ValueError(f"{len(values)} label values for {self._labelnames}")
-        return self._child(self._name)
-
-    def remove(self, *values: str) -> None:
-        """Do nothing: a child that is not kept is not exposed."""
-
-    def describe(self) -> Iterable[Family]:
-        """Return the family without samples."""
-        (family,) = self._child(self._name).collect()
-        return (Family(family.name, self._documentation, family.type),)
