@@ -33,16 +33,6 @@ M = TypeVar("M")
 LabelValues = tuple[str, ...]
 
 
-class InstrumentRow(NamedTuple):
-    """What users read of a metric."""
-
-    name: str
-    """With its prefix."""
-    type: str
-    labels: LabelValues
-    meaning: str
-
-
 class BoundedLabels(Collector, Generic[M]):
     """A labelled metric whose number of label sets clients cannot drive up; register it alone.
 
@@ -190,8 +180,6 @@ class Declarations:
     def __init__(self, registry: CollectorRegistry, *, max_label_sets: int = 1) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry
-        self.rows: list[InstrumentRow] = []
-        """All of them, for documents."""
         for name, declared in vars(type(self)).items():
             if isinstance(declared, _Declared):
                 setattr(self, name, self._make(name, declared, max_label_sets))
@@ -199,15 +187,12 @@ class Declarations:
     def _make(self, name: str, declared: _Declared, max_label_sets: int) -> Any:
         kind, meaning, labels, options, is_bounded = declared
         names, open_names = re.findall(r"\w+", labels), re.findall(r"(\w+)\*", labels)
-        if is_bounded:
-            make = partial(kind, PREFIX + name)
-            metric = BoundedLabels[Any](make, meaning, tuple(names), open_names, max_label_sets)
-            self.registry.register(metric)
-        else:
-            metric = kind(PREFIX + name, meaning, names, registry=self.registry, **options)
-        (family,) = metric.describe()
-        self.rows.append(InstrumentRow(PREFIX + name, family.type, tuple(names), meaning))
-        return metric
+        if not is_bounded:
+            return kind(PREFIX + name, meaning, names, registry=self.registry, **options)
+        make = partial(kind, PREFIX + name)
+        made = BoundedLabels[Any](make, meaning, tuple(names), open_names, max_label_sets)
+        self.registry.register(made)
+        return made
 
 
 class Instruments(Declarations):

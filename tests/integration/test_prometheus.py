@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import confluent_kafka
 import pytest
+from parts.instrument_rows import rows_of
 from parts.reports import ReportingDriver, batch_document
 from prometheus_client import CollectorRegistry
 from support.clients import Access, Librdkafka
@@ -34,7 +35,10 @@ from dashboard_queries import dashboard_queries
 
 ALERTS = Path(__file__).parents[2] / "helm" / "rules" / "alerts.yaml"
 
-OF_MEMBERS = (*(row.name for row in MemberInstruments(CollectorRegistry()).rows), "rules_digest")
+OF_MEMBERS = (
+    *(row.name for row in rows_of(MemberInstruments(CollectorRegistry()))),
+    "rules_digest",
+)
 OF_ONE_PROCESS = [
     panel
     for panel, query in dashboard_queries().items()

@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry
 
 sys.path.append(str(Path(__file__).parents[1]))  # as a script it has no conftest.py
 
+from parts.instrument_rows import InstrumentRow, rows_of
 from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed
 
 from metrics import Instruments, MemberInstruments, UsageInstruments
 from metrics.exposition import OF_LOG, PREFIX, TOTAL
-from metrics.instruments import InstrumentRow
 from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOUNDED
 from proxy.admin.document_models import Model
 from proxy.admin.peers.merged_documents import MEMBER_ROW
@@ -74,9 +74,9 @@ def _progress() -> ProgressCollector:
 def metric_rows() -> Iterator[InstrumentRow]:
     """Yield every metric that the proxy registers."""
     instruments = Instruments(CollectorRegistry(), max_label_sets=1)
-    yield from instruments.rows
-    yield from MemberInstruments(CollectorRegistry()).rows
-    yield from UsageInstruments(CollectorRegistry()).rows
+    yield from rows_of(instruments)
+    yield from rows_of(MemberInstruments(CollectorRegistry()))
+    yield from rows_of(UsageInstruments(CollectorRegistry()))
     for labels, figures in (OF_SENSORS, OF_BOUNDS, OF_PIPELINES, OF_NODES, OF_LOG):
         for name, (text, _) in figures.items():
             kind = "counter" if name.endswith(TOTAL) else "gauge"

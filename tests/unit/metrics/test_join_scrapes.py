@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parts.instrument_rows import rows_of
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -86,4 +87,4 @@ def test_promtool_takes_it(member: Instruments) -> None:
 
 
 def test_no_metric_of_a_member_has_the_label_that_it_is_given(member: Instruments) -> None:
-    assert [row.name for row in member.rows if "member" in row.labels] == []
+    assert [row.name for row in rows_of(member) if "member" in row.labels] == []
