@@ -40,6 +40,7 @@ from proxy.progress.query_registry import owns_all
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import Meter
 from proxy.quota.meters import OF_SENSORS
 from proxy.quota.rule_registry import KeptChange, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule
@@ -475,11 +476,10 @@ def _log_overflow(rule: Rule, kind: QuotaKind) -> None:
     _log.warning(text, rule=rule.title, quota=str(kind), fix=fix)
 
 
-def _log_state(
-    entity: str, kind: QuotaKind, rule: Rule, throttled: bool, rate: float, bound: float
-) -> None:
-    text = "throttling began" if throttled else "throttling ended"
-    about = {"client": entity, "quota": str(kind), "rule": rule.title}
+def _log_state(meter: Meter, begins: bool, now_ms: float) -> None:
+    text = "throttling began" if begins else "throttling ended"
+    about = {"client": meter.entity, "quota": str(meter.kind), "rule": meter.rule.title}
+    rate, bound = meter.metric.measure(now_ms), meter.shown_bound
     _log.info(text, **about, rate=round(rate), bound=round(bound))
 
 

@@ -27,7 +27,6 @@ OF_SENSORS = FigureTable(
     },
 )
 
-OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
 Clock = Callable[[], float]
 """Gives the monotonic time in milliseconds."""
 
@@ -73,9 +72,8 @@ class Meters:
         """With so many there is no room for another client's. It never becomes less."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
         """Called once per rule and kind when clients share its sensor `other`."""
-        self.on_state: OnState = lambda *_: None
-        """Called when the throttling of an entity begins and has ended, with entity, kind, rule,
-        whether it is throttled, rate and bound."""
+        self.on_state: Callable[[Meter, bool, float], None] = lambda *_: None
+        """Called when a sensor's throttling begins (True) and has ended (False), with the time."""
         # Those whose throttling has begun and not ended, in this order.
         self._throttled: dict[str, Meter] = {}
         # By sensor name; kept apart from the sensors, which come and go.
@@ -204,7 +202,7 @@ class Meters:
         self._instruments.throttled_responses_total.of(charge.entity, str(charge.kind)).inc()
         if meter.held(hold_ms, charge.due_ms, now_ms):
             self._throttled[meter.name] = meter
-            self._report_state(meter, throttled=True, now_ms=now_ms)
+            self.on_state(meter, True, now_ms)
 
     def sweeping(self, now_ms: float) -> Iterator[bool]:
         """Yield for each throttled entity whether that ends, and report it; run it each second."""
@@ -212,7 +210,7 @@ class Meters:
             ended = self._throttled.get(name) is meter and meter.end_if_quiet(now_ms)
             if ended:
                 del self._throttled[name]
-                self._report_state(meter, throttled=False, now_ms=now_ms)
+                self.on_state(meter, False, now_ms)
             yield ended
 
     def expiring(self, now_ms: float) -> Iterator[bool]:
@@ -376,7 +374,7 @@ class Meters:
             meter.budget.sharers.pop(meter.name, None)
         meter.gate.open()
         if self._throttled.pop(meter.name, None) is not None:
-            self._report_state(meter, throttled=False, now_ms=now_ms)
+            self.on_state(meter, False, now_ms)
         self._show_rule(meter)
         if meter.name in self._quiet[meter.kind]:
             of_address = meter.kind, self._quiet[meter.kind].pop(meter.name)[1]
@@ -407,10 +405,6 @@ class Meters:
                 shown.forget(quota_entity=meter.entity, quota=str(meter.kind))
             elif not shown.is_full:  # else it would be said of all that are counted as others
                 shown.of(meter.entity, str(meter.kind)).set(value)
-
-    def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
-        rate = meter.metric.measure(now_ms)
-        self.on_state(meter.entity, meter.kind, meter.rule, throttled, rate, meter.shown_bound)
 
     def count_violation(self, meter: Meter) -> None:
         """Count that a sensor is above its bound."""

@@ -28,8 +28,12 @@ class ManagerWorld(QuotaWorld):
         self.open_quotas(
             QuotaSettings(rules=rules, **settings),
             on_overflow=lambda rule, kind: self.overflows.append((rule.number, kind)),
-            on_state=lambda *state: self.states.append(state),
+            on_state=self.tell,
         )
+
+    def tell(self, meter, throttled, now_ms):
+        rate, bound = meter.metric.measure(now_ms), meter.shown_bound
+        self.states.append((meter.entity, meter.kind, meter.rule, throttled, rate, bound))
 
     def update(self, *rules: Rule):
         self.quotas.update(QuotaSettings(rules=rules, **self.settings))
