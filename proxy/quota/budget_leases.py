@@ -385,8 +385,9 @@ class BudgetOwner:
         return max(free, 0.0)
 
 
-def claim_of(of: Meter, moved_per_s: float, now_ms: float) -> BudgetClaim:
-    """Return what clients want here of a sensor, who moved so much per second lately."""
+def claim_of(of: Meter, before: float, passed_ms: float, now_ms: float) -> BudgetClaim:
+    """Return what clients want here of a sensor; `before` is what they had moved so long ago."""
+    moved_per_s = (of.moved - before) / passed_ms * MS_PER_SECOND if passed_ms > 0 else 0.0
     weight, guaranteed, inner = float(of.gate.turns.clients), 0.0, dict[str, InnerClaim]()
     if isinstance(of.rule, Budget):
         weight = 0.0
@@ -427,8 +428,3 @@ def _guarantees(budget: Meter, now_ms: float) -> Iterator[float]:
             yield from _guarantees(sharer, now_ms)
         elif not sharer.is_divided:
             yield share.guaranteed
-
-
-def rate_since(moved: float, before: float, passed_ms: float) -> float:
-    """Return bytes per second."""
-    return (moved - before) / passed_ms * MS_PER_SECOND if passed_ms > 0 else 0.0

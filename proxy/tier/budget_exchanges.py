@@ -34,7 +34,6 @@ from proxy.quota.budget_leases import (
     Votes,
     claim_of,
     is_idle,
-    rate_since,
 )
 from proxy.quota.entities import TRAFFIC_KINDS
 from proxy.quota.manager import QuotaManager
@@ -306,7 +305,7 @@ class BudgetExchanges:
         use, meter = self._uses.get(name), self._quotas.leased.get(name)
         if use is None or meter is None or use.rule not in self._leased:
             return None
-        claim = claim_of(meter, rate_since(meter.moved, use.moved, now_ms - use.asked_ms), now_ms)
+        claim = claim_of(meter, use.moved, now_ms - use.asked_ms, now_ms)
         uses = use.user.ask(number, now_ms)
         use.moved, use.asked_ms, use.is_urgent = meter.moved, now_ms, False
         return [use.rule, name, list(uses), claim.row()]

@@ -20,7 +20,6 @@ from proxy.quota.budget_leases import (
     Votes,
     claim_of,
     is_idle,
-    rate_since,
 )
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -56,9 +55,8 @@ class Member:
     def ask(self) -> None:
         world, now_ms = self.world, self.world.loop.now_ms
         for meter in self.quotas.leased.values():
-            lately = rate_since(meter.moved, self.moved, now_ms - self.asked_ms)
-            self.moved, self.asked_ms = meter.moved, now_ms
-            number, claim = next(world.numbers), claim_of(meter, lately, now_ms)
+            claim = claim_of(meter, self.moved, now_ms - self.asked_ms, now_ms)
+            self.moved, self.asked_ms, number = meter.moved, now_ms, next(world.numbers)
             uses = self.user.ask(number, now_ms)
             demand = Demand(self.name, number, uses, claim)
 
@@ -206,6 +204,6 @@ def test_who_has_a_divided_share_of_a_budget_is_claimed_so():
     quotas.divide(lambda rule: rule.user is not None or isinstance(rule, Budget))
     for user in ("a", None):
         quotas.client(ClientIdentity("l", user, "c")).charge(CONSUMER, 100.0, 0.0)
-    claim = claim_of(quotas.leased["consumer_byte_rate:budget=b"], 200.0, 0.0)
+    claim = claim_of(quotas.leased["consumer_byte_rate:budget=b"], 0.0, 1000.0, 0.0)
     assert (claim.weight, claim.guaranteed) == (1.0, 5.0)
     assert claim.inner == {"user=a": InnerClaim(3.0, 1.0, 60.0)}
