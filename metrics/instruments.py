@@ -147,7 +147,7 @@ def plain(kind: type[M], meaning: str, labels: str = "", **options: Any) -> M:
 
 
 def lock_free(make: Callable[[str], M], meaning: str, labels: str) -> BoundedLabels[M]:
-    """Declare one with BoundedLabels for the path of many frames; `make` makes a child by its name.
+    """Declare a metric with BoundedLabels whose children `make` makes by its name, without locks.
 
     A star is behind those labels whose values clients choose.
     """
@@ -155,7 +155,7 @@ def lock_free(make: Callable[[str], M], meaning: str, labels: str) -> BoundedLab
 
 
 def bounded(kind: Callable[..., M], meaning: str, labels: str, **options: Any) -> BoundedLabels[M]:
-    """Declare one with BoundedLabels for all other paths, as `lock_free`."""
+    """Declare one with children of prometheus_client; its labels are as those of `lock_free`."""
     make = partial(kind, documentation=meaning, registry=None, **options)
     return lock_free(make, meaning, labels)
 
