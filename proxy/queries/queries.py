@@ -2,14 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import (
-    Callable,
-    Collection,
-    Coroutine,
-    Generator,
-    Iterable,
-    Mapping,
-)
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -140,11 +133,6 @@ class Queries:
         metrics.register(FigureCollector(tables, clock_ms, progress.max_queries))
         metrics.register(ProgressCollector(self.registry, clock_ms, progress.max_queries))
 
-    @property
-    def owns(self) -> Owns:
-        """What this member owns."""
-        return self.registry.owns
-
     def load(self, store: Store, owns: Owns) -> None:
         """Read what an earlier process wrote there of these; write there from now on.
 
@@ -161,7 +149,7 @@ class Queries:
         StateError: then nothing has changed.
         """
         async with self._handing_over:
-            came = OwnedBeside(owns, self.owns, is_others=False)
+            came = OwnedBeside(owns, self.registry.owns, is_others=False)
             client_of = self.registry.client_of_record
             read = await asyncio.to_thread(read_owned, store, came, client_of)
             self._take(*read, owns, is_handed_over=True)

@@ -38,10 +38,6 @@ class RecordOwner:
     kind: OwnerKind
     name: str
 
-    def is_among(self, owns: Owns) -> bool:
-        """Return whether that member has it."""
-        return (owns.client if self.kind is OwnerKind.CLIENT else owns.pipeline)(self.name)
-
 
 @dataclass(frozen=True, slots=True)
 class OwnedBeside:
@@ -96,12 +92,8 @@ def read_owned(
             client_id = client_of(said.label, said.client_id)
         if owns.client(client_id):
             mine[key] = said
-    return mine, {
-        each: [record for record in found if _is_among(record, owns)]
-        for each, found in records.items()
-    }
-
-
-def _is_among(record: Record, owns: Owns) -> bool:
-    owner = owner_of(record.key)
-    return owner is not None and owner.is_among(owns)
+    has = {OwnerKind.CLIENT: owns.client, OwnerKind.PIPELINE: owns.pipeline}
+    for namespace, found in records.items():
+        is_owned = has[OWNED_RECORDS[namespace]]
+        records[namespace] = [record for record in found if is_owned(key_parts(record.key)[1])]
+    return mine, records

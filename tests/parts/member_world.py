@@ -251,9 +251,9 @@ class Tier:
         if len(self.members) == 1:
             return
         old, new = self.members[self.owner], self.members[1 - self.owner]
-        left = Owned(old.queries.owns.clients - OF_PIPELINE.clients)
+        left = Owned(old.queries.registry.owns.clients - OF_PIPELINE.clients)
         assert await old.queries.revoke(owns=left)
-        await new.queries.assign(new.store, owns=joined(new.queries.owns, OF_PIPELINE))
+        await new.queries.assign(new.store, owns=joined(new.queries.registry.owns, OF_PIPELINE))
         self.owner = 1 - self.owner
 
     def write(self, count):

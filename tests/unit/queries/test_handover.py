@@ -260,10 +260,10 @@ async def test_a_store_that_cannot_be_read_leaves_all_as_it_was():
         def items(self, prefix):  # noqa: ARG002
             raise StateError("broken", "mend it")
 
-    owns = joined(new.queries.owns, OF_PIPELINE)
+    owns = joined(new.queries.registry.owns, OF_PIPELINE)
     with pytest.raises(StateError):
         await new.queries.assign(Broken(), owns=owns)
-    assert new.queries.owns == Owned(frozenset({"lone"}))
+    assert new.queries.registry.owns == Owned(frozenset({"lone"}))
     assert [query.client_id for query in new.registry.queries] == ["lone"]
     await new.queries.assign(tier.store, owns=owns)
     assert new.registry.query_of("one").partitions["a", 0].committed_to == 5
