@@ -25,14 +25,13 @@ from itertools import islice
 from operator import xor
 from random import Random
 from typing import Any
-from urllib.parse import unquote
 
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 from proxy.state import Json, Record
-from proxy.state.journal import Journal
-from proxy.state.store import SEPARATOR, UnknownFormError
+from proxy.state.journal import Journal, key_parts
+from proxy.state.store import UnknownFormError
 from proxy.wire.topic_partition import TopicPartition
 
 from .graph import PendingLimit, PipelineGraph, PipelineSettings
@@ -301,9 +300,9 @@ class Completion:
             self.journal.mark_deleted(key)
 
         for record in records:
-            item = [*map(unquote, record.key.removeprefix(self.prefix).split(SEPARATOR))]
             try:
-                if item[0] not in LEDGER_RECORDS:
+                item = key_parts(record.key)[2:]
+                if not item or item[0] not in LEDGER_RECORDS:
                     raise ValueError("there is nothing of that name")
                 found.append((item, LEDGER_RECORDS[item[0]].read(record), record.key))
             except UnknownFormError:
@@ -323,11 +322,6 @@ class Completion:
         for message in refused:
             self._note(message, now_ms)
         return refused
-
-    @property
-    def prefix(self) -> str:
-        """What the keys of its records begin with."""
-        return LEDGER_RECORDS["root"].key(self._graph.settings.name) + SEPARATOR
 
     def key(self, kind: str, *where: Any) -> str:
         """Return the key of a part's record."""
@@ -428,13 +422,13 @@ class Completion:
                 of_source = True
                 if key not in self.edges.partitions:
                     continue
-            completed = self.edges.complete(key, read.start, read.end)
-            for anchor, value in completed.acks:
+            acked, waited, again, unknown = self.edges.complete(key, read.start, read.end)
+            for anchor, value in acked:
                 acks[anchor] ^= value
-            records += completed.records
+            records += waited
             if is_of_stage:
-                repeated += completed.repeated
-                foreign += completed.foreign
+                repeated += again
+                foreign += unknown
         self.counts.foreign_records += foreign
         self.counts.repeated_records += repeated
         if repeated:

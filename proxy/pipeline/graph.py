@@ -175,10 +175,6 @@ class PipelineGraph:
         self.settings = settings
         sources = {source.name for source in settings.sources}
         self.stages = {stage.name: stage for stage in settings.stages}
-        self.nodes: dict[str, Node] = {**self.stages}
-        """What can be held: stages, and sources where producers are held."""
-        if settings.hold_producers:
-            self.nodes |= {source.name: source for source in settings.sources}
         self.producer_of = {
             topic: node.name for _, node in _nodes(settings) for topic in node.produces
         }
@@ -219,7 +215,8 @@ class PipelineGraph:
 def find_endless(graph: PipelineGraph) -> Iterator[str]:
     """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
     for stage in graph.stages.values():
-        can_hold = any(node in graph.nodes for node in graph.upstream[stage.name])
+        is_fed_by_stages = not graph.stages.keys().isdisjoint(graph.upstream[stage.name])
+        can_hold = graph.settings.hold_producers or is_fed_by_stages
         if can_hold and stage.band[0] == 0 and graph.settings.max_lag is None:
             yield (
                 f"pipeline {graph.settings.name!r}: stage {stage.name!r} never asks for more "

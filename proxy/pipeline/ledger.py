@@ -356,15 +356,8 @@ class PartitionEdges:
         self.anchors[low:high] = [edge[3] for edge in edges]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedRange:
-    """What a completed range covered: offsets of edges, completed before, or of no known stage."""
-
-    acks: list[tuple[Anchor, int]]
-    """For each edge its anchor and what to ack: its id, xor the ids of what is left of it."""
-    records: int
-    repeated: int
-    foreign: int
+Acks = list[tuple[Anchor, int]]
+"""For each edge its anchor and what to ack: its id, xor the ids of what is left of it."""
 
 
 class EdgeTable:
@@ -436,15 +429,16 @@ class EdgeTable:
             self._mark("edge", *key, start)
         return edge, replaced
 
-    def complete(self, key: StagePartition, start: int, end: int) -> CompletedRange:
-        """Remove what a stage has completed; what is left of an edge gets a new id."""
-        if start >= end:
-            return CompletedRange([], 0, 0, 0)
+    def complete(self, key: StagePartition, start: int, end: int) -> tuple[Acks, int, int, int]:
+        """Remove what a stage has completed, `end` above `start`; a rest of an edge gets a new id.
+
+        Return what to ack, and how many offsets were of edges, completed before, of no known stage.
+        """
         acks, records = self._cut(key, start, end)
         # An edge is never completed already: producing forgets that.
         repeated = end - start - self.partitions[key].done.add(start, end)
         self._mark("lane", *key)
-        return CompletedRange(acks, records, repeated, end - start - records - repeated)
+        return acks, records, repeated, end - start - records - repeated
 
     def remove(self, keys: Iterable[StagePartition]) -> set[int]:
         """Remove all that is known of these; return the roots that waited there."""
@@ -521,14 +515,12 @@ class EdgeTable:
         edges.replace(index, index, [edge])
         self._count(anchor, 1)
 
-    def _cut(
-        self, key: StagePartition, start: int, end: int
-    ) -> tuple[list[tuple[Anchor, int]], int]:
+    def _cut(self, key: StagePartition, start: int, end: int) -> tuple[Acks, int]:
         """Remove the range from the edges; return what to ack, and how many offsets they had."""
         edges = self.partitions[key]
         low = bisect_right(edges.ends, start)
         high = bisect_left(edges.starts, end, low)
-        acks: list[tuple[Anchor, int]] = []
+        acks: Acks = []
         rests: list[Edge] = []
         records = 0
         for index in range(low, high):

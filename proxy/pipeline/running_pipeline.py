@@ -43,15 +43,7 @@ from .batch_limit import BatchLimit, UpstreamWriter, records_that_fit
 from .completion import Completion, StageBatch
 from .graph import Node, PipelineGraph, find_endless
 from .ledger import MAX_OFFSET, TopicRange
-from .nodes import (
-    FLOW_RECORDS,
-    Direction,
-    Source,
-    Stage,
-    Verdict,
-    fair_rates,
-    raised_rates,
-)
+from .nodes import FLOW_RECORDS, Direction, Source, Stage, Verdict, fair_rates, raised_rates
 
 MAX_EVENTS = 100
 

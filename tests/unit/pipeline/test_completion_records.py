@@ -14,6 +14,7 @@ from proxy.state import Journal, MemoryStore, Record
 
 TIMEOUT_MS = 1_000.0
 START_S = 1_700_000_000.0
+PREFIX = "ledger/p%2F%C3%A4/"
 
 
 STAGES = (
@@ -73,8 +74,8 @@ def written(records):
     return {record.key: record for record in records}
 
 
-def stored(store, completion):
-    return written(store.items(completion.prefix))
+def stored(store):
+    return written(store.items(PREFIX))
 
 
 @pytest.mark.slow
@@ -90,7 +91,7 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
         if kind == "restart":
             started_ms = now_ms - 17.0
             restarted = make(random, now_ms, started_ms)
-            assert restarted.load(store.items(restarted.prefix), now_ms - started_ms) == []
+            assert restarted.load(store.items(PREFIX), now_ms - started_ms) == []
         for one, began_ms in ((steady, 0.0), (restarted, started_ms)):
             at_ms = now_ms - began_ms
             if kind == "batch":
@@ -108,7 +109,7 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
                 one.tick(at_ms)
         records, deletes = restarted.journal.take()
         store.put_many(records, delete=deletes)
-        assert stored(store, restarted) == written(snapshot(restarted))
+        assert stored(store) == written(snapshot(restarted))
         expected = [
             (end.root, end.owner, end.started_ms, end.ended_ms, end.reason)
             for end in steady.ledger.take_ended()
@@ -145,14 +146,14 @@ def test_writes_what_changed_and_no_more():
     completion = busy()
     records, deletes = completion.journal.take()
     assert written(records) == written(snapshot(completion))
-    kinds = {record.key.removeprefix(completion.prefix).split("/")[0] for record in records}
+    kinds = {record.key.removeprefix(PREFIX).split("/")[0] for record in records}
     assert kinds == {"root", "group", "edge", "lane", "stage", "early"}
     assert completion.journal.take() == ([], [])
     completion.stage_batch(StageBatch("four", 1, (TopicRange("D", 0, 0, 2),), (), 5.0), 6.0)
     records, deletes = completion.journal.take()
-    names = sorted(record.key.removeprefix(completion.prefix) for record in records)
+    names = sorted(record.key.removeprefix(PREFIX) for record in records)
     assert [name.split("/")[0] for name in names] == ["edge", "lane", "root", "stage"]
-    assert [key.removeprefix(completion.prefix) for key in deletes] == ["edge/four/D/0/0"]
+    assert [key.removeprefix(PREFIX) for key in deletes] == ["edge/four/D/0/0"]
 
 
 def test_what_was_taken_up_is_not_written_again():
@@ -198,14 +199,13 @@ EARLIER = {
 
 
 def test_what_an_earlier_program_wrote_is_taken_up_and_ends_as_it_would_have():
-    prefix = "ledger/p%2F%C3%A4/"
-    records = [Record.of(prefix + name, value) for name, value in EARLIER.items()]
+    records = [Record.of(PREFIX + name, value) for name, value in EARLIER.items()]
     completion = make(Random(2), now_ms=5.0)
     assert completion.load(records, 5.0) == []
     assert completion.journal.take() == ([], [])
     kept = written(snapshot(completion))
-    (root,) = [key for key in kept if key.startswith(f"{prefix}root/")]
-    assert kept[root].value == EARLIER[root.removeprefix(prefix)] | {
+    (root,) = [key for key in kept if key.startswith(f"{PREFIX}root/")]
+    assert kept[root].value == EARLIER[root.removeprefix(PREFIX)] | {
         "at": {"one": "b423507d8f0f8220"}
     }
     del kept[root]
@@ -224,9 +224,8 @@ def test_what_an_earlier_program_wrote_is_taken_up_and_ends_as_it_would_have():
 
 
 def test_keys_are_in_the_namespace_and_quoted():
-    completion = busy()
-    assert completion.prefix == "ledger/p%2F%C3%A4/"
-    keys = {record.key for record in snapshot(completion)}
+    keys = {record.key for record in snapshot(busy())}
+    assert all(key.startswith(PREFIX) for key in keys)
     assert "ledger/p%2F%C3%A4/edge/two%2Fx/B/0/3" in keys
 
 
@@ -252,7 +251,7 @@ DAMAGED = [
 def test_damaged_records_are_refused_and_deleted_and_the_others_kept(kind, change, text):
     completion = busy()
     records = {record.key: record for record in snapshot(completion)}
-    key = next(key for key in records if key.startswith(f"{completion.prefix}{kind}/"))
+    key = next(key for key in records if key.startswith(f"{PREFIX}{kind}/"))
     records[key] = Record.of(key, records[key].value | change)
     again = make(Random(2), now_ms=10.0)
     refused = again.load(records.values(), 10.0)
@@ -263,10 +262,12 @@ def test_damaged_records_are_refused_and_deleted_and_the_others_kept(kind, chang
     assert len(again.ledger.roots) == again.ledger.pending_batches == 0
 
 
-@pytest.mark.parametrize("name", ["other/1", "root", "root/xyz", "edge/a/b/c/d", "lane/a/b"])
+@pytest.mark.parametrize(
+    "name", ["", "/other/1", "/root", "/root/xyz", "/edge/a/b/c/d", "/lane/a/b"]
+)
 def test_keys_of_another_form_are_refused(name):
     completion = make(Random(1))
-    key = completion.prefix + name
+    key = PREFIX.removesuffix("/") + name
     (message,) = completion.load([Record.of(key, {"known_to": 1, "done": []})], 0.0)
     assert message.startswith(f"{key}: ")
     assert completion.journal.take() == ([], [key])
@@ -274,7 +275,7 @@ def test_keys_of_another_form_are_refused(name):
 
 def test_text_that_is_no_json_is_refused():
     completion = make(Random(1))
-    key = f"{completion.prefix}root/00000000000000aa"
+    key = PREFIX + "root/00000000000000aa"
     (message,) = completion.load([Record(key, "{", 1)], 0.0)
     assert "JSON" in message
     assert completion.journal.take() == ([], [key])

@@ -36,11 +36,6 @@ def test_order_and_neighbours_of_a_diamond():
     assert graph.downstream["join"] == ()
     assert set(graph.first) == {"left", "right"}
     assert graph.topics_between("left", "join") == ("b",)
-    assert graph.nodes["app"] == DIAMOND.sources[0]
-
-
-def test_sources_are_no_nodes_unless_producers_are_held():
-    assert "app" not in PipelineGraph(replace(DIAMOND, hold_producers=False)).nodes
 
 
 def test_a_stage_that_reads_one_node_by_two_topics_has_it_upstream_once():
