@@ -169,11 +169,9 @@ class RunningPipelines(KeptParts[Controller | Completion]):
         for each in filter(None, map(self.running.get, names)):
             each.load(records, self._clock_ms())
 
-    def follows(self, client_id: str | None) -> bool:
+    def follows(self, client_id: str) -> bool:
         """Return whether what a client writes is of interest."""
-        return client_id is not None and (
-            client_id in self._sources or self._stage_of(client_id) is not None
-        )
+        return client_id in self._sources or self._stage_of(client_id) is not None
 
     def appended(
         self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
