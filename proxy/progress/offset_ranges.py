@@ -135,10 +135,6 @@ class RangeSet(Generic[Point]):
         ranges = zip(self.starts[low:high], self.ends[low:high], strict=True)
         return [(max(first, start), min(last, end)) for first, last in ranges]
 
-    def without(self, other: "RangeSet[Point]") -> list[tuple[Point, Point]]:
-        """Return the ranges of this set that are not in the other one, in order."""
-        return [gap for start, end in self for gap in other.missing(start, end)]
-
     def copy(self) -> Self:
         """Return a set of the same points with the same bound."""
         copy = type(self)(self._max, drop_lowest=self._drop_lowest)

@@ -245,7 +245,7 @@ class PartitionProgress:
     @property
     def pending(self) -> list[OffsetRange]:
         """What is in flight: delivered, not completed, and not known to be delivered again."""
-        return self.delivered.without(self.failed)
+        return [gap for start, end in self.delivered for gap in self.failed.missing(start, end)]
 
     def lag_records(self) -> int | None:
         """Return how many records lie between `lag_from` and the log end; None when unknown."""
