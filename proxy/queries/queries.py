@@ -291,9 +291,10 @@ class Queries:
 
     def _advise(self, query: QueryProgress, rule: Rule | None, now_ms: float) -> None:
         """Give advice anew, by a walk over all rules, if what it follows of has changed."""
-        name, knows = query.reported_name or "", self.registry.knows_client
+        table, name = self._quotas.table, query.reported_name or ""
+        knows = self.registry.knows_client
         basis = (
-            *(self._quotas.table, rule, self.running.generation, query.settings, query.run_id),
+            *(table, rule, self.running.generation, query.settings, query.run_id),
             *(query.client_id, name, knows(query.client_id), knows(name), query.has_read),
             *(query.trigger_kind, query.trigger_interval_ms),
         )
@@ -301,14 +302,7 @@ class Queries:
             return
         query.advised_by = basis
         is_followed = query.settings is not None or self.running.follows(query.client_id)
-        advise(
-            query,
-            self._quotas.table,
-            rule,
-            is_followed=is_followed,
-            knows_client=knows,
-            now_ms=now_ms,
-        )
+        advise(query, table, rule, is_followed=is_followed, knows_client=knows, now_ms=now_ms)
 
     async def _await_names(self) -> None:
         """Wait until each topic of which only the id is known was looked up once.
