@@ -21,7 +21,6 @@ import structlog
 import uvloop
 
 from proxy.admin.commands.operator_commands import AdminRefusal, add_commands, number_of
-from proxy.admin.log_level import log_level
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
 from proxy.config.endpoints import MAX_PORT
@@ -29,7 +28,7 @@ from proxy.garbage import spare_full_collections
 from proxy.hot_restart import serve_until
 from proxy.launcher.launcher import Launcher
 from proxy.launcher.worker import WorkerError
-from proxy.log_queue import LibraryLog, log_queue
+from proxy.log_queue import LibraryLog, log_level, log_queue
 from proxy.member import PORT_ERRORS, Member
 from proxy.onboarding.doctor_command import add_doctor
 from proxy.onboarding.init_command import add_init

@@ -1,4 +1,4 @@
-"""Writes the log in a thread of its own, so that who logs never waits and never fails.
+"""Says which lines the log has, and writes them in a thread: who logs never waits and never fails.
 
 Standard error may be a pipe that nobody drains, which blocks its writer, or a file on a full disk,
 which raises.
@@ -18,6 +18,9 @@ from typing import Any, Final
 from structlog import DropEvent, get_logger
 from structlog.typing import Processor
 
+LEVELS: Final = ("debug", "info", "warning", "error")
+"""Of each, the lines of those behind it are written as well."""
+
 MAX_WAITING_BYTES = 4 * 1024 * 1024
 """Of lines that wait to be written: some 20,000."""
 
@@ -28,6 +31,27 @@ MOST_WAITS = 5
 """Of so long, where lines are written all the time, but slowly."""
 
 _log = get_logger(__name__)
+
+
+class LogLevel:
+    """The level in force."""
+
+    def __init__(self) -> None:
+        self.name = "info"
+        self._unwanted: frozenset[str] = frozenset(("debug",))
+
+    def set(self, name: str) -> None:
+        """Write lines of one of LEVELS and above from now on. Raises ValueError for another."""
+        if name not in LEVELS:
+            raise ValueError(f"{name!r} is not one of {', '.join(LEVELS)}")
+        self._unwanted = frozenset(LEVELS[: LEVELS.index(name)])
+        self.name = name
+
+    def process(self, _: Any, method: str, event: Any) -> Any:
+        """Drop a line below the level: the first of structlog's processors."""
+        if method in self._unwanted:
+            raise DropEvent
+        return event
 
 
 class LogQueue(TextIOBase):
@@ -162,7 +186,8 @@ class LibraryLog(logging.Handler):
             self.handleError(record)
 
 
+log_level: Final = LogLevel()
 log_queue: Final = LogQueue(
     os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else sys.__stderr__.fileno()
 )
-"""Of this process, as the log is."""
+"""Of this process, as its log is."""

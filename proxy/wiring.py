@@ -23,7 +23,6 @@ from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
-from proxy.admin.log_level import log_level
 from proxy.admin.request_times import RequestTimes, watch_lag
 from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
@@ -34,7 +33,7 @@ from proxy.config.models import MAX_WORKERS
 from proxy.config.secrets import Secrets, read_secrets
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
-from proxy.log_queue import log_queue
+from proxy.log_queue import log_level, log_queue
 from proxy.parts import access_of, bootstrap_of, limits_of, listeners_of, port_limits_of
 from proxy.progress.query_registry import owns_all
 from proxy.queries.queries import Queries

@@ -13,7 +13,6 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import KEPT_CHANGES, current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain
 from proxy.admin.document_models import iso, picked
-from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.pages import Page, PagedRows, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import (
@@ -27,8 +26,10 @@ from proxy.admin.replies import (
     OWN_BODY,
     ApiError,
     answer,
+    bad_request,
     json_body,
     parse_number,
+    read_object,
     readiness_answer,
     scrape_answer,
     whole_number,
@@ -43,6 +44,7 @@ from proxy.admin.rule_documents import (
     throttling_document,
 )
 from proxy.admin.suggestions import SUGGESTIONS_PATH, suggestions_answer
+from proxy.log_queue import LEVELS, log_level
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import Budget, QuotaPause, pause_name
@@ -54,6 +56,7 @@ CLIENTS_PATH = "/v1/clients/"
 CONNECTIONS_PATH = "/v1/connections/"
 QUOTAS_PATH = "/v1/quotas/"
 THROTTLING_PATH = "/v1/throttling"
+LOG_LEVEL_PATH = "/v1/log_level"
 
 ANY_NAME = "{tail:(?s:.+)}"  # what follows may hold every character; see `tail_of`
 
@@ -301,7 +304,7 @@ class ApiRoutes:
         return answer({"level": log_level.name})
 
     async def _put_level(self, request: web.Request) -> web.Response:
-        before, name = log_level.name, parse_level(await json_body(request))
+        before, name = log_level.name, _level(await json_body(request))
         async with self._audit.recording("log level", lambda: log_level.name):
             log_level.set(name)
         # As an error it is written at every level: the log should say why it says less.
@@ -357,6 +360,14 @@ def _keys(request: web.Request) -> Mapping[str, str]:
         return parse_selector(tail_of(request, QUOTAS_PATH))
     except ValueError as error:
         raise ApiError(400, str(error), _SELECTOR_FIX) from None
+
+
+def _level(body: bytes) -> str:
+    """Read a body such as `{"level": "debug"}`. Raises ApiError with status 400 for another."""
+    level = read_object(body, ("level",), '{"level": "debug"}').get("level")
+    if level not in LEVELS:
+        raise bad_request("the level is not known", f"use {', '.join(LEVELS)}")
+    return str(level)
 
 
 def tail_of(request: web.Request, path: str) -> str:

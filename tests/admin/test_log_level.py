@@ -7,7 +7,7 @@ from admin_world import AdminWorld, Ask, serve
 from structlog import DropEvent
 from structlog.testing import capture_logs
 
-from proxy.admin.log_level import LEVELS, LogLevel, log_level
+from proxy.log_queue import LEVELS, LogLevel, log_level
 
 
 @pytest.fixture

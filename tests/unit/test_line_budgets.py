@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4160, 2350),
     "proxy/onboarding": Budget(980, 700),
     "proxy/queries": Budget(855, 650),
-    "proxy/admin": Budget(6580, 4250),
+    "proxy/admin": Budget(6545, 4250),
     "proxy/config": Budget(2590, 2150),
     "proxy/relay": Budget(6545, 4300),
     "proxy/usage": Budget(1010, 1000),
@@ -36,7 +36,7 @@ BUDGETS = {
     "proxy/progress": Budget(3725, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5610, 4430
+        5635, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(835, 650),
     "proxy/spark/usage": Budget(1580, 900),

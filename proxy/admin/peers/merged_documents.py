@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from metrics.member_names import machine_of
-from proxy.admin.api import ANY_NAME, CLIENTS_PATH
+from proxy.admin.api import ANY_NAME, CLIENTS_PATH, LOG_LEVEL_PATH
 from proxy.admin.client_documents import (
     BUDGET,
     CLIENT,
@@ -18,7 +18,6 @@ from proxy.admin.client_documents import (
     unbounded_key,
 )
 from proxy.admin.document_models import Column, Combine, Model, Moment
-from proxy.admin.log_level import LOG_LEVEL_PATH
 from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import (

@@ -20,13 +20,13 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import (
     ANY_NAME,
     CONNECTIONS_PATH,
+    LOG_LEVEL_PATH,
     QUOTAS_PATH,
     THROTTLING_PATH,
     connection_page,
     report_body,
     tail_of,
 )
-from proxy.admin.log_level import LOG_LEVEL_PATH
 from proxy.admin.pages import LISTS, Page, page_of
 from proxy.admin.peer_client import PeerError, Reply
 from proxy.admin.peers.members import (
