@@ -5,7 +5,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from proxy.admin.commands.top import AdminAddress, run_top
+from proxy.admin.commands.asking_commands import AdminAddress, run_top
 
 
 async def run_once(url: str, width: int) -> str:

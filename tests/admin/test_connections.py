@@ -11,7 +11,7 @@ from connected import HELD, PLAIN, Connected
 from rich.console import Console
 from status_page import visited
 
-from proxy.admin.commands.one_shot_commands import run_connections
+from proxy.admin.commands.asking_commands import run_connections
 from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
 from proxy.quota.entities import ClientIdentity
 

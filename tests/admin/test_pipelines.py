@@ -11,7 +11,7 @@ from pipeline_world import LATER, PipelineWorld, chain, scene
 from rich.console import Console
 from terminal import run_once
 
-from proxy.admin.commands.top import FRAME_LINES
+from proxy.admin.commands.asking_commands import FRAME_LINES
 from proxy.admin.commands.top_tables import PIPELINES, screen
 from proxy.admin.pipeline_documents import MAX_NODES, MAX_PIPELINE_SUMMARIES
 from proxy.admin.query_documents import COST_FACTOR, QueryDocuments

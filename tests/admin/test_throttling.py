@@ -11,8 +11,8 @@ from chromium import Page, text
 from rich.console import Console
 from status_page import CLIENTS, visited
 
+from proxy.admin.commands.asking_commands import run_top
 from proxy.admin.commands.operator_commands import AdminAddress
-from proxy.admin.commands.top import run_top
 from proxy.cli import main
 from proxy.quota.rules import Rule
 from proxy.quota.schedules import Schedule

@@ -17,13 +17,13 @@ from spark_world import scene
 from terminal import run_once
 from traffic import play
 
+from proxy.admin.commands.asking_commands import run_top
 from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
-from proxy.admin.commands.top import run_top
 from proxy.admin.commands.top_tables import QUERIES, in_order, printable, rate_text, screen
 
 PROGRAM = """
 import sys
-from proxy.admin.commands.top import AdminAddress, run_top
+from proxy.admin.commands.asking_commands import AdminAddress, run_top
 sys.exit(run_top(AdminAddress(sys.argv[1])))
 """
 END_OF_SCREEN = b"\x1b[?1049l"

@@ -129,7 +129,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
     top = commands.add_parser("top", parents=[asked], help="watch a running proxy in the terminal")
     top.add_argument("--once", action="store_true", help="print once and end")
-    top.set_defaults(command=_calls("top:run_top", "once"))
+    top.set_defaults(command=_calls("run_top", "once"))
 
     connections = commands.add_parser(
         "connections", parents=[asked], help="list who is connected to a proxy"
@@ -138,20 +138,18 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     connections.add_argument("--filter", default="", dest="text", metavar="TEXT", help=text_help)
     most = number_of(f"a number from 1 to {PAGE_ROWS}", 1, PAGE_ROWS)
     connections.add_argument("--limit", type=most, default=100, help="how many (default: 100)")
-    connections.set_defaults(command=_calls("one_shot_commands:run_connections", "text", "limit"))
+    connections.set_defaults(command=_calls("run_connections", "text", "limit"))
 
     tier = commands.add_parser("tier", parents=[asked], help="list who owns what in a tier")
     json_help = "print what is known as JSON, with each member's slots"
     tier.add_argument("--json", action="store_true", dest="as_json", help=json_help)
-    tier.set_defaults(command=_calls("one_shot_commands:run_tier", "as_json"))
+    tier.set_defaults(command=_calls("run_tier", "as_json"))
 
     chosen = argparse.ArgumentParser(add_help=False)
     for key in CLIENT_KEYS:
         chosen.add_argument(f"--{key}", dest=key, help=f"only clients with this {key}")
     chosen.add_argument("--by", default=_login_name(), help="who does it; shown and logged")
-    chosen.set_defaults(
-        command=_calls("one_shot_commands:change_throttling", "off", "on", "by", *CLIENT_KEYS)
-    )
+    chosen.set_defaults(command=_calls("change_throttling", "off", "on", "by", *CLIENT_KEYS))
     pause_help = "let clients through for a time: they are measured and held for nothing"
     pause = commands.add_parser("pause", parents=[asked, chosen], help=pause_help)
     for_help = "how long, or until when (default: 30m)"
@@ -165,19 +163,19 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     suggest = commands.add_parser("suggest", parents=[asked], help=suggest_help)
     since_help = "how far to look back, up to 168h (default: 24h)"
     suggest.add_argument("--since", default="24h", metavar="TIME", help=since_help)
-    suggest.set_defaults(command=_calls("one_shot_commands:print_suggestions", "since"))
+    suggest.set_defaults(command=_calls("print_suggestions", "since"))
 
 
-def _calls(path: str, *names: str) -> Callable[[argparse.Namespace], None]:
-    """Return what calls MODULE:FUNCTION of this package with the options of these names.
+def _calls(function: str, *names: str) -> Callable[[argparse.Namespace], None]:
+    """Return what calls a function of asking_commands with the options of these names.
 
     The module is imported only then: `run` needs none of it.
     """
 
     def command(options: argparse.Namespace) -> None:
-        module, _, function = path.partition(":")
         given = {name: getattr(options, name) for name in names}
-        getattr(import_module(f"{__package__}.{module}"), function)(admin_address(options), **given)
+        module = import_module(f"{__package__}.asking_commands")
+        getattr(module, function)(admin_address(options), **given)
 
     return command
 

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from proxy.admin.commands.one_shot_commands import tier_tables
+from proxy.admin.commands.asking_commands import tier_tables
 from proxy.tier.group.group_documents import AnnouncedMember, Assignment
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import MemberAddresses, SlotMap
