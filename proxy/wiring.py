@@ -1,4 +1,7 @@
-"""Wires a member together: quotas, connections, queries, its tier, and what shows them."""
+"""Wires a member together: quotas, connections, queries, its tier, and what shows them.
+
+What each takes of the configuration is said here: only this module knows both.
+"""
 
 import asyncio
 import ctypes
@@ -7,8 +10,9 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -23,19 +27,23 @@ from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
+from proxy.admin.port.admin_port import PortLimits
+from proxy.admin.port.guard import Access, AdminToken, Right
 from proxy.admin.request_times import RequestTimes, watch_lag
 from proxy.admin.server import AdminServer
-from proxy.cluster.kafka_client import KafkaClient
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
+from proxy.config.descriptors import share_files
 from proxy.config.differences import find_differences, find_schedule_changes
 from proxy.config.models import MAX_WORKERS
-from proxy.config.secrets import Secrets, read_secrets
+from proxy.config.secrets import ALL_RIGHTS, Secrets, read_secrets
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
 from proxy.log_queue import log_level, log_queue
-from proxy.parts import access_of, bootstrap_of, limits_of, listeners_of, port_limits_of
 from proxy.progress.query_registry import owns_all
+from proxy.progress.report import QueryScope
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -47,9 +55,10 @@ from proxy.quota.validation import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.kafka_quotas import KafkaQuotas
+from proxy.relay.listener import ListenerSettings
 from proxy.relay.pump import MAX_PIPES
 from proxy.relay.relay import Relay
-from proxy.relay.services import Reapers, Services, ThrottleMode
+from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.release import VERSION
 from proxy.slices import Slices
 from proxy.state import MemoryStore, StateError, Store, WriteProbe
@@ -209,6 +218,7 @@ class MemberProcess:
 
     def make_admin(self) -> AdminServer:
         """Make what serves operators; `start` it with sockets."""
+        admin = self._config.admin
         parts = AdminParts(
             metrics=self.metrics,
             member=self.name,
@@ -226,10 +236,15 @@ class MemberProcess:
             connections=self.relay.list,
         )
         self.admin = AdminServer(
-            self._config.admin.bind.host,
+            admin.bind.host,
             parts,
             access=access_of(self._config, self.secrets),
-            limits=port_limits_of(self._config),
+            limits=PortLimits(
+                share_files(self._config).admin,
+                admin.max_connections_per_ip,
+                admin.head_timeout,
+                admin.idle_timeout,
+            ),
             tls=self.secrets.admin,
         )
         return self.admin
@@ -480,6 +495,62 @@ def _log_state(meter: Meter, begins: bool, now_ms: float) -> None:
     about = {"client": meter.entity, "quota": str(meter.kind), "rule": meter.rule.title}
     rate, bound = meter.metric.measure(now_ms), meter.shown_bound
     _log.info(text, **about, rate=round(rate), bound=round(bound))
+
+
+def bootstrap_of(config: Config, secrets: Secrets, on_refused: Callable[[], None]) -> Bootstrap:
+    """Make the way into the cluster; `on_refused` is called when it does not let the proxy in."""
+    servers = [(server.host, server.port) for server in config.cluster.bootstrap_servers]
+    sasl, login = config.cluster.sasl, None
+    if sasl is not None and secrets.password is not None:
+        credentials = Credentials(sasl.mechanism, sasl.username, secrets.password)
+        login = Login(credentials, on_refused)
+    return Bootstrap(servers, secrets.upstream, config.limits.connect_timeout_s, login)
+
+
+def access_of(config: Config, secrets: Secrets) -> Access:
+    """Return who may do what on the admin port."""
+    admin = config.admin
+    tokens = [
+        AdminToken(
+            each.name,
+            secrets.tokens[each.name],
+            tuple(map(Right, each.rights)),
+            QueryScope(each.queries),
+        )
+        for each in admin.tokens
+    ]
+    if admin.token_file is not None:
+        tokens.append(AdminToken(ALL_RIGHTS, secrets.tokens[ALL_RIGHTS]))
+    hosts = (
+        admin.bind.host,
+        *map(config.named, admin.hosts),
+        *(config.named(each.advertised_host) for each in config.listeners),
+    )
+    return Access(tokens, admin.read_needs_token, admin.open_paths, {*map(str.lower, hosts)})
+
+
+def limits_of(config: Config) -> Limits:
+    """Return the relay's limits, with as many connections as there are files for."""
+    return replace(config.limits, max_connections=share_files(config).clients)
+
+
+def listeners_of(config: Config, secrets: Secrets, number: int) -> Iterator[ListenerSettings]:
+    """Yield where a member's listeners are and what they tell clients.
+
+    `number` is the member's among those of its host, from 0: each has its part of the ports.
+    """
+    for listener in config.listeners:
+        ports = listener.broker_ports
+        share = None if ports is None else ports.share(config.worker_count, number)
+        yield ListenerSettings(
+            name=listener.name,
+            host=listener.bind.host,
+            port=listener.bind.port,
+            advertised_host=config.named(listener.advertised_host),
+            broker_ports=None if share is None else (share.first, share.last),
+            tls=secrets.listeners.get(listener.name),
+            sni=config.named(listener.sni) if listener.sni else None,
+        )
 
 
 def prepare_process() -> None:

@@ -30,14 +30,13 @@ from proxy.launcher.worker import (
     run_worker,
 )
 from proxy.member import LaunchedAs, log_hints
-from proxy.parts import bootstrap_of
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import SharedPorts
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
 from proxy.tasks import end_tasks
 from proxy.tier.tier_member import check_tier_state
-from proxy.wiring import prepare_process
+from proxy.wiring import bootstrap_of, prepare_process
 
 START_LIMIT_S = 300.0
 """For a member to take up the state, which takes seconds where it is large."""

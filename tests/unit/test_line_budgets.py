@@ -22,7 +22,7 @@ BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(320, 200),
     "proxy/launcher": Budget(650, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
-    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1360, 650),
+    "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1360, 650),
     "proxy/tier": Budget(4160, 2350),
     "proxy/onboarding": Budget(980, 700),
     "proxy/queries": Budget(855, 650),
