@@ -14,13 +14,7 @@ from proxy.config.endpoints import HostPort
 from proxy.config.stores import FormerOwner
 from proxy.quota.rule_registry import read_changes
 from proxy.relay.ports import bind_ports
-from proxy.relay.take_over import (
-    SERVE_TIMEOUT_S,
-    OldProcess,
-    Predecessor,
-    Replaced,
-    TakeOverError,
-)
+from proxy.relay.take_over import SERVE_TIMEOUT_S, OldProcess, Predecessor, Replaced, TakeOverError
 from proxy.state import Store
 
 _log = get_logger(__name__)

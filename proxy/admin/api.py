@@ -16,11 +16,7 @@ from proxy.admin.document_models import iso, picked
 from proxy.admin.history import merged_times
 from proxy.admin.pages import Page, PagedRows, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
-from proxy.admin.query_documents import (
-    grouped_by_query,
-    paged_partitions,
-    partitions_of,
-)
+from proxy.admin.query_documents import grouped_by_query, paged_partitions, partitions_of
 from proxy.admin.replies import (
     MAX_BODY_BYTES,
     MAX_REQUEST_DIGITS,

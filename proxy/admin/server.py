@@ -14,7 +14,6 @@ from aiohttp import web
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
 from proxy.admin.client_documents import CONNECTION
-from proxy.admin.peers.members import Members
 from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
@@ -112,9 +111,9 @@ class AdminServer:
         app = web.Application(middlewares=[self.listening.watch, self.guard.answer])
         app.add_routes([*ApiRoutes(self._parts).routes(), *page_routes()])
         if (tier := self._parts.tier) is not None:
-            members, tier_routes = Members(tier), TierRoutes(tier, self._parts)
+            tier_routes = TierRoutes(tier, self._parts)
             app.add_routes(tier_routes.routes())
-            app.middlewares.append(TierAnswers(members, self._parts).answer)
+            app.middlewares.append(TierAnswers(tier, self._parts).answer)
             app.on_shutdown.append(tier_routes.end)
             app.on_cleanup.append(lambda _: tier.client.close())
         return app

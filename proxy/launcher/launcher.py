@@ -22,13 +22,7 @@ from proxy.config import Config, ListenerSection
 from proxy.config.endpoints import HostPort
 from proxy.config.secrets import read_secrets
 from proxy.hot_restart import HotRestart, bind_admin
-from proxy.launcher.worker import (
-    BEAT_INTERVAL_S,
-    Order,
-    WorkerError,
-    WorkerHandle,
-    run_worker,
-)
+from proxy.launcher.worker import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle, run_worker
 from proxy.member import LaunchedAs, log_hints
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import SharedPorts

@@ -14,13 +14,7 @@ from yarl import URL
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
 from proxy.admin.peer_client import LateError, PeerError, Reply, Target, Tier
-from proxy.admin.port.guard import (
-    ONE_MEMBER,
-    SAFE_METHODS,
-    SCOPE,
-    answer_member,
-    headers_of,
-)
+from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, headers_of
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_answer
 
 MEMBER_TIMEOUT_S = 2.0

@@ -28,7 +28,7 @@ from proxy.admin.api import (
     tail_of,
 )
 from proxy.admin.pages import LISTS, Page, page_of
-from proxy.admin.peer_client import PeerError, Reply
+from proxy.admin.peer_client import PeerError, Reply, Tier
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
@@ -78,10 +78,9 @@ _log = get_logger(__name__)
 class TierAnswers:
     """The handlers."""
 
-    def __init__(self, members: Members, parts: AdminParts) -> None:
-        self._members = members
-        self._parts = parts
-        self._tier = members.tier
+    def __init__(self, tier: Tier, parts: AdminParts) -> None:
+        self._members = Members(tier)
+        self._tier, self._parts = tier, parts
         self._long_answers = asyncio.Semaphore(LONG_ANSWERS)
         """To be held while documents of megabytes are in memory."""
         self._up = MemberInstruments(CollectorRegistry()).member_up
