@@ -151,7 +151,8 @@ class Member:
             await self._parts.tier.leave(for_successor=True)
         await self._parts.admin.stop()
         await self._debts.close()
-        await self._parts.release()
+        await self._parts.audit.close()
+        await self._parts.queries.close()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
         self._parts.audit.resume(self._store)  # in memory, until there is a state again
@@ -204,7 +205,8 @@ class Member:
         if self._config.state.kind != "memory":
             await asyncio.to_thread(self._store.close)
             self._store.use(await asyncio.to_thread(self._open_store, None))
-        await self._parts.resume()
+        await self._parts.rules.use_store(self._store)
+        self._parts.queries.resume(self._store)
         await self._debts.take(self._store)
         self._released = False
 

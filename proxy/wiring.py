@@ -10,7 +10,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -97,8 +97,8 @@ class MemberProcess:
     """One process that relays, without its ports and its store. Make it inside an event loop.
 
     `number` is the member's among those of its host, from 0; it was started again `restarts` times.
-    `load` a store, `make_admin`, and `begin`; in the `end` connections drain, and before that
-    `release` lets the store be closed.
+    `load` a store, `make_admin`, and `begin`; in the `end` connections drain. Once `audit` and
+    `queries` are closed nothing is written any more, so that the store can be.
     """
 
     rules: RuleRegistry
@@ -275,11 +275,6 @@ class MemberProcess:
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
         return self._tasks
 
-    async def release(self) -> None:
-        """Write all that is due; nothing is written any more, so that the store can be closed."""
-        await self.audit.close()
-        await self.queries.close()
-
     async def end(self) -> None:
         """Drain connections, end the work, write the last of the usage."""
         await self.relay.drain()
@@ -310,11 +305,6 @@ class MemberProcess:
         if keys:
             with suppress(StateError):  # it is tried again at the next start
                 self.store.put_many((), delete=keys)
-
-    async def resume(self) -> None:
-        """Write to the store again, which is open again. Raises StateError."""
-        await self.rules.use_store(self.store)
-        self.queries.resume(self.store)
 
     async def apply(self, config: Config, secrets: Secrets) -> None:
         """Put quotas, throttling, limits and what the files say now in force.
@@ -448,20 +438,16 @@ class MemberProcess:
             ended = await self.rules.end_due(time.time())
         except StateError as error:
             _log.error("ended overrides or pauses are still in the state", error=str(error))
-        await self._tell_scheduled(before)
-        for each in ended:
-            if isinstance(each, QuotaPause):
-                _log.info("throttling resumed", selector=each.name, by=each.by)
-            else:
-                _log.info("quota override ended", selector=selector(each.rule.keys), by=each.by)
-
-    async def _tell_scheduled(self, before: Mapping[str, bool]) -> None:
-        """Log and record what a schedule has put in force, or out of it."""
         was, is_now = find_schedule_changes(before, self.rules.composed.of_file.scheduled)
         if is_now:
             _log.info("rules changed by their schedules", rules=is_now)
             if self.rules.writes:
                 await self.audit.record(BY_FILE, "schedules", was, is_now, time.time())
+        for each in ended:
+            if isinstance(each, QuotaPause):
+                _log.info("throttling resumed", selector=each.name, by=each.by)
+            else:
+                _log.info("quota override ended", selector=selector(each.rule.keys), by=each.by)
 
     async def _tick(self) -> None:
         """Apply changed quotas, end throttling, add to the charts, until cancelled."""

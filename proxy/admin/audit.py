@@ -199,7 +199,8 @@ class AuditLog:
         gone = {number for number in self._stored if number < self._changes[0].number}
         keys = [_RECORDS.key(_digits(number)) for number in gone]
         try:
-            await self._writer.put_many(map(_record_of, unsaved), delete=keys)
+            new = [_RECORDS.record((_digits(each.number),), each.model_dump()) for each in unsaved]
+            await self._writer.put_many(new, delete=keys)
         except StateError as error:
             _log.error("a change is not kept in the state's audit", problem=str(error), what=what)
         else:
@@ -234,7 +235,3 @@ class AuditLog:
 
 def _digits(number: int) -> str:
     return f"{number:0{_NUMBER_DIGITS}}"
-
-
-def _record_of(change: AuditedChange) -> Record:
-    return _RECORDS.record((_digits(change.number),), change.model_dump())
