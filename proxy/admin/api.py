@@ -23,7 +23,6 @@ from proxy.admin.replies import (
     OWN_BODY,
     ApiError,
     answer,
-    bad_request,
     json_body,
     parse_number,
     read_object,
@@ -362,7 +361,7 @@ def _level(body: bytes) -> str:
     """Read a body such as `{"level": "debug"}`. Raises ApiError with status 400 for another."""
     level = read_object(body, ("level",), '{"level": "debug"}').get("level")
     if level not in LEVELS:
-        raise bad_request("the level is not known", f"use {', '.join(LEVELS)}")
+        raise ApiError(400, "the level is not known", f"use {', '.join(LEVELS)}")
     return str(level)
 
 

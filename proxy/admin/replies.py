@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from io import BytesIO
 from itertools import islice
 from types import SimpleNamespace
@@ -131,23 +130,19 @@ async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> b
     return bytes(body)
 
 
-bad_request = partial(ApiError, 400)
-"""Makes the refusal of a request that is not as it should be, of what is wrong and the fix."""
-
-
 def read_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, object]:
     """Return a JSON object with these keys alone. Raises ApiError with status 400 for another."""
     fix = f"send {example}"
     try:
         document = json.loads(body)
     except RecursionError:
-        raise bad_request("the body is nested too deeply", fix) from None
+        raise ApiError(400, "the body is nested too deeply", fix) from None
     except ValueError as error:  # not UTF-8 is one as well
-        raise bad_request(f"the body is not JSON: {error}", fix) from None
+        raise ApiError(400, f"the body is not JSON: {error}", fix) from None
     if not isinstance(document, dict):
-        raise bad_request("the body is not a JSON object", fix)
+        raise ApiError(400, "the body is not a JSON object", fix)
     if unknown := sorted(set(document) - set(keys)):
-        raise bad_request(f"unknown key {shown_json(unknown[0])}", f"use {', '.join(keys)}")
+        raise ApiError(400, f"unknown key {shown_json(unknown[0])}", f"use {', '.join(keys)}")
     return document
 
 

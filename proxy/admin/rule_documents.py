@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from proxy.admin.document_models import Model, Moment, iso, left_s, picked
-from proxy.admin.replies import bad_request, read_object, shown_json
+from proxy.admin.replies import ApiError, read_object, shown_json
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry, make_override
 from proxy.quota.rules import QuotaPause, Rule, Share
@@ -162,14 +162,14 @@ def parse_override(keys: Mapping[str, str], body: bytes, now_s: float) -> RuleEn
     given = [kind for kind in QuotaKind if kind in document]
     bounds = {kind: _parsed(kind, kind.unit.parse, document[kind]) for kind in given}
     if BUDGET_KEY in keys and "scope" in document:
-        raise bad_request("scope is nothing that a budget has", "remove it")
+        raise ApiError(400, "scope is nothing that a budget has", "remove it")
     scope = _parsed("scope", parse_scope, document.get("scope", "each"))
     for problem in find_bound_problems(keys, bounds):
-        raise bad_request(f"{problem.key or 'the body'} {problem.message}", problem.fix)
+        raise ApiError(400, f"{problem.key or 'the body'} {problem.message}", problem.fix)
     enforce = document.get("enforce")
     if enforce is not None and not isinstance(enforce, bool):
-        raise bad_request(
-            f"enforce: {shown_json(enforce)} is not known here", "write true or false"
+        raise ApiError(
+            400, f"enforce: {shown_json(enforce)} is not known here", "write true or false"
         )
     until = document.get("until")
     until_s = None if until is None else _end("until", until, now_s)
@@ -188,15 +188,17 @@ def parse_throttling(
     """
     document = read_object(body, _PAUSE_KEYS, _PAUSE_EXAMPLE)
     if ("off" in document) == ("on" in document):
-        raise bad_request("the body has not exactly one of off and on", f"send {_PAUSE_EXAMPLE}")
+        raise ApiError(400, "the body has not exactly one of off and on", f"send {_PAUSE_EXAMPLE}")
     if document.get("on", True) is not True:
-        raise bad_request(f"on: {shown_json(document['on'])} is not true", f"send {_PAUSE_EXAMPLE}")
+        raise ApiError(
+            400, f"on: {shown_json(document['on'])} is not true", f"send {_PAUSE_EXAMPLE}"
+        )
     keys: dict[str, object] = {key: document[key] for key in CLIENT_KEYS if key in document}
     try:
         if keys:
             check_keys(keys)
     except BadValueError as error:
-        raise bad_request(error.message, error.fix) from None
+        raise ApiError(400, error.message, error.fix) from None
     until_s = _end("off", document["off"], now_s) if "off" in document else None
     texts = {key: str(value) for key, value in keys.items()}
     return texts, until_s, _by(document.get("by"))
@@ -208,26 +210,26 @@ def _end(key: str, value: object, now_s: float) -> float:
         try:
             end = datetime.fromisoformat(value)
         except ValueError:
-            raise bad_request(f"{key}: {shown_json(value)} is not a time", _END_FIX) from None
+            raise ApiError(400, f"{key}: {shown_json(value)} is not a time", _END_FIX) from None
         if end.tzinfo is None:
-            raise bad_request(f"{key}: {shown_json(value)} has no zone", _END_FIX)
+            raise ApiError(400, f"{key}: {shown_json(value)} has no zone", _END_FIX)
         seconds = end.timestamp() - now_s
         if seconds <= 0:
-            raise bad_request(f"{key}: {shown_json(value)} is over", _END_FIX)
+            raise ApiError(400, f"{key}: {shown_json(value)} is over", _END_FIX)
         if seconds > MAX_DURATION_S:
-            raise bad_request(f"{key}: {shown_json(value)} is more than a year away", _END_FIX)
+            raise ApiError(400, f"{key}: {shown_json(value)} is more than a year away", _END_FIX)
         return end.timestamp()
     try:
         return now_s + parse_duration(value)
     except BadValueError as error:
-        raise bad_request(f"{key}: {error.message}", _END_FIX) from None
+        raise ApiError(400, f"{key}: {error.message}", _END_FIX) from None
 
 
 def _parsed(key: str, parse: Callable[[object], Value], value: object) -> Value:
     try:
         return parse(value)
     except BadValueError as error:
-        raise bad_request(f"{key}: {error.message}", error.fix) from None
+        raise ApiError(400, f"{key}: {error.message}", error.fix) from None
 
 
 def _by(value: object) -> str | None:
@@ -236,4 +238,4 @@ def _by(value: object) -> str | None:
     if value is None or is_name:
         return str(value) if value else None
     fix = f"write up to {MAX_BY_CHARS} printable characters"
-    raise bad_request(f"by: {shown_json(value)} is not a name", fix)
+    raise ApiError(400, f"by: {shown_json(value)} is not a name", fix)

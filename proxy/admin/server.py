@@ -17,7 +17,7 @@ from proxy.admin.client_documents import CONNECTION
 from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
-from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits
+from proxy.admin.port.admin_port import AdminPort, PortLimits
 from proxy.admin.port.guard import Access, Guard
 from proxy.admin.query_documents import PARTITION
 
@@ -93,7 +93,7 @@ class AdminServer:
         parts: AdminParts,
         *,
         access: Access,
-        limits: PortLimits = DEFAULT_LIMITS,
+        limits: PortLimits,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host, self._parts = host, parts

@@ -15,6 +15,7 @@ from metrics.member_names import ONLY_MEMBER
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
+from proxy.admin.port.admin_port import PortLimits
 from proxy.admin.port.guard import Access, AdminToken
 from proxy.admin.server import AdminServer
 from proxy.config.endpoints import HostPort
@@ -159,6 +160,7 @@ class AdminWorld(QuotaWorld):
             "reports": NoQueries(),
             "audit": self.audit,
             "access": access or Access(tokens),
+            "limits": PortLimits(),
             "connections": ConnectionList(()),
             "observe": self.observe,
         } | changes

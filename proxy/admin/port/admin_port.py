@@ -168,9 +168,6 @@ class PortLimits:
     """How many may leave unread what was sent: for each, a whole answer may wait in memory."""
 
 
-DEFAULT_LIMITS = PortLimits()
-
-
 class PortConnection(asyncio.Protocol):
     """One connection: a protocol of HTTP's, and what it may take.
 
