@@ -7,7 +7,7 @@ and `is_divided` says where they are finer.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from proxy.quota.entities import DEFAULT, ClientIdentity
@@ -32,24 +32,11 @@ class ClientSet:
     """Such as `pipeline:orders`, or a query's client id."""
     client_ids: frozenset[str]
 
-
-class DisjointSets:
-    """Numbers 0 to `count` - 1, each a set of its own until it is joined with others."""
-
-    def __init__(self, count: int) -> None:
-        self._parents = list(range(count))
-
-    def find(self, number: int) -> int:
-        """Return the number that stands for the set: the smallest one in it."""
-        parents = self._parents
-        while parents[number] != number:
-            parents[number] = number = parents[parents[number]]
-        return number
-
-    def join(self, one: int, other: int) -> None:
-        """Make one set of two."""
-        first, second = sorted((self.find(one), self.find(other)))
-        self._parents[second] = first
+    @property
+    def ties(self) -> Iterator[tuple[str, bool]]:
+        """Its name (True) and its client ids: sets that have one in common have one key."""
+        yield self.name, True
+        yield from ((each, False) for each in self.client_ids)
 
 
 class QuotaKeys:
@@ -59,7 +46,7 @@ class QuotaKeys:
         self._key_of_set: dict[str, str] = {}
         self._key_of_id: dict[str, str] = {}
         """Of client ids that are in a set."""
-        self._join(tuple(together))
+        self._join(together)
         self._query_ids: set[str] = set()
         self._query_prefixes: tuple[str, ...] = ()
         """Of client ids that adaptive rules may be for."""
@@ -152,21 +139,24 @@ class QuotaKeys:
             if rule.keys.keys() == {"user"}:
                 self._covered[rule.user] |= bounded
 
-    def _join(self, together: tuple[ClientSet, ...]) -> None:
+    def _join(self, together: Iterable[ClientSet]) -> None:
         """Give all clients of each set one key, and those of sets with a client in common."""
-        sets, first = DisjointSets(len(together)), dict[tuple[str, bool], int]()
-        for at, clients in enumerate(together):
-            for of in ((clients.name, True), *((each, False) for each in clients.client_ids)):
-                sets.join(first.setdefault(of, at), at)
-        ids: defaultdict[int, set[str]] = defaultdict(set)
-        names: defaultdict[int, list[str]] = defaultdict(list)
-        for at, clients in enumerate(together):
-            ids[sets.find(at)] |= clients.client_ids
-            names[sets.find(at)].append(clients.name)
-        for found, client_ids in ids.items():
-            is_single = len(client_ids) == 1
-            key = _written(None, *client_ids) if is_single else min(names[found])
-            self._key_of_set.update(dict.fromkeys(names[found], key))
+        tied: defaultdict[tuple[str, bool], list[ClientSet]] = defaultdict(list)
+        for clients in together:
+            for tie in clients.ties:
+                tied[tie].append(clients)
+        for first in [tie for tie in tied if tie[1]]:  # each set has a name
+            found, following = set[ClientSet](), [first]
+            while following:
+                new = set(tied.pop(following.pop(), ())) - found
+                found |= new
+                following += [tie for clients in new for tie in clients.ties]
+            if not found:  # one of a set that was found before
+                continue
+            names = {clients.name for clients in found}
+            client_ids = {each for clients in found for each in clients.client_ids}
+            key = _written(None, *client_ids) if len(client_ids) == 1 else min(names)
+            self._key_of_set.update(dict.fromkeys(names, key))
             self._key_of_id.update(dict.fromkeys(client_ids, key))
 
 
