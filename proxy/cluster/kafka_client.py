@@ -228,7 +228,7 @@ class KafkaClient:
                 by_leader.setdefault(leader, []).append(partition)
         return by_leader
 
-    async def coordinator(self, key: Coordinated, check: Callable[[int], None]) -> Address:
+    async def coordinator(self, key: Coordinated, check: Callable[[int], object]) -> Address:
         """Return the broker of a group or transactions; `check` raises what its code means."""
         if key not in self._found:
             request = FindCoordinatorRequest[FIND_COORDINATOR_VERSION](key=key[1], key_type=key[0])

@@ -19,6 +19,7 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.admin.peer_client import PeerError
+from proxy.admin.peers.tier_routes import BUDGETS_PATH
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     RATE_LEASE_MS,
@@ -174,7 +175,7 @@ class BudgetExchanges:
             (str(rule), str(sensor), Demand(member, number, _lease_of(uses), BudgetClaim.of(claim)))
             for rule, sensor, uses, claim in document["demands"]
         ]
-        now_ms, voter = clock_ms(), _voter(member)
+        now_ms, voter = clock_ms(), member.rpartition(PROCESS_MARK)[0]
         process, latest = self._latest.get(voter, ("", 0))
         if self._stood_still(now_ms) or (process == member and number <= latest):
             return []  # it may be old
@@ -325,7 +326,7 @@ class BudgetExchanges:
     async def _leases(self, owner: str, message: Document) -> Rows:
         if owner == self._name:
             return self.lease(message)
-        answer = await self._peers.demand(owner, message)
+        answer = await self._peers.rows(owner, BUDGETS_PATH, message, "leases")
         try:
             return [(str(name), *_lease_of(lease)) for name, *lease in answer]
         except (TypeError, ValueError) as error:
@@ -343,11 +344,6 @@ class BudgetExchanges:
         del self._asking[owner]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("unexpected error about leases", owner=owner, exc_info=error)
-
-
-def _voter(process: str) -> str:
-    """Return the member that a process is of."""
-    return process.rpartition(PROCESS_MARK)[0]
 
 
 def _lease_of(row: Any) -> RateLease:

@@ -11,15 +11,8 @@ from typing import Any
 
 from structlog import get_logger
 
-from proxy.admin.peer_client import AwayError, BrokenError, PeerClient, PeerError, Target, VisitRows
-from proxy.admin.peers.tier_routes import (
-    ALIVE_PATH,
-    BUDGETS_PATH,
-    LONG_ALIVE_PATH,
-    LONG_S,
-    RECORDS_PATH,
-    VISITS_PATH,
-)
+from proxy.admin.peer_client import AwayError, BrokenError, PeerClient, PeerError, Target
+from proxy.admin.peers.tier_routes import ALIVE_PATH, LONG_ALIVE_PATH, LONG_S, RECORDS_PATH
 from proxy.config import Config
 from proxy.quota.manager import Debt
 from proxy.state import Document, Record
@@ -96,19 +89,8 @@ class Peers:
         found = (each.get("group") for each in answers if isinstance(each, dict))
         return [each for each in found if isinstance(each, int)]
 
-    async def send_visits(self, member: str, rows: VisitRows) -> VisitRows:
-        """Report to a member what visitors had here; return what its sensors owe.
-
-        Raises PeerError.
-        """
-        return await self._rows(member, VISITS_PATH, {"visits": rows}, "owed")
-
-    async def demand(self, member: str, message: Document) -> list[Any]:
-        """Ask a member for parts of what it leases; return them. Raises PeerError."""
-        return await self._rows(member, BUDGETS_PATH, message, "leases")
-
-    async def _rows(self, member: str, path: str, body: Document, key: str) -> list[Any]:
-        """Send a document; return the list that is answered under a key."""
+    async def rows(self, member: str, path: str, body: Document, key: str) -> list[Any]:
+        """Send a document; return the list that is answered under a key. Raises PeerError."""
         answer = await self._ask("POST", member, path, body)
         rows = answer.get(key) if isinstance(answer, dict) else None
         if not isinstance(rows, list):

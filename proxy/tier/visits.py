@@ -13,6 +13,7 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.admin.peer_client import PeerError
+from proxy.admin.peers.tier_routes import VISITS_PATH
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.relay.steering import Visit
@@ -128,7 +129,8 @@ class VisitExchanges:
     async def _send(self, owner: str) -> None:
         visits = self.take(owner)
         try:
-            answer = await self._peers.send_visits(owner, [visit_row(visit) for visit in visits])
+            message = {"visits": [visit_row(visit) for visit in visits]}
+            answer = await self._peers.rows(owner, VISITS_PATH, message, "owed")
         except PeerError as error:  # it may have charged them: then twice
             self._send_again(owner, visits, str(error))
             return

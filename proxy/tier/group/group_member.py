@@ -445,10 +445,9 @@ class GroupMember:
         raise RefusedError(text, error_code)
 
     async def _coordinator(self) -> tuple[str, int]:
-        def check(error_code: int) -> None:
-            self._check(error_code, self.fence.member_id)
-
-        return await self._client.coordinator(self._coordinator_key, check)
+        return await self._client.coordinator(
+            self._coordinator_key, lambda code: self._check(code, self.fence.member_id)
+        )
 
     def _lose(self, reason: str) -> None:
         """Own nothing any more, and say so, if we had a place at all."""

@@ -123,7 +123,7 @@ async def test_visits_are_told_with_the_token_and_what_is_owed_comes_back() -> N
     machine.owed = [[*ROW[:-1], 250.0]]
     async with machine.running() as url, asking("secret") as peers:
         peers.use({"b": url})
-        assert await peers.send_visits("b", [ROW]) == machine.owed
+        assert await peers.rows("b", VISITS_PATH, {"visits": [ROW]}, "owed") == machine.owed
     assert machine.asked == [(VISITS_PATH, "Bearer secret", {"visits": [ROW]})]
 
 
@@ -143,7 +143,7 @@ async def test_another_answer_is_an_error(owed: object) -> None:
     async with machine.running() as url, asking() as peers:
         peers.use({"b": url})
         with pytest.raises(PeerError, match="was not understood"):
-            await peers.send_visits("b", [ROW])
+            await peers.rows("b", VISITS_PATH, {"visits": [ROW]}, "owed")
 
 
 async def test_who_refuses_hangs_is_gone_or_unknown_is_an_error(soon: None) -> None:
@@ -152,15 +152,15 @@ async def test_who_refuses_hangs_is_gone_or_unknown_is_an_error(soon: None) -> N
         async with machine.running() as url:
             peers.use({"b": url})
             with pytest.raises(PeerError, match="c: it is not in the tier"):
-                await peers.send_visits("c", [ROW])
+                await peers.rows("c", VISITS_PATH, {"visits": [ROW]}, "owed")
             machine.status = 503
             with pytest.raises(PeerError, match=f"{VISITS_PATH} answers 503"):
-                await peers.send_visits("b", [ROW])
+                await peers.rows("b", VISITS_PATH, {"visits": [ROW]}, "owed")
             machine.hangs.clear()
             with pytest.raises(PeerError, match="b: it did not answer within"):
-                await peers.send_visits("b", [ROW])
+                await peers.rows("b", VISITS_PATH, {"visits": [ROW]}, "owed")
         with pytest.raises(PeerError, match="b: "):
-            await peers.send_visits("b", [ROW])
+            await peers.rows("b", VISITS_PATH, {"visits": [ROW]}, "owed")
 
 
 async def test_a_machine_is_silent_while_it_does_not_answer(soon: None) -> None:
