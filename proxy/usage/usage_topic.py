@@ -8,19 +8,19 @@ old, and the oldest is lost beyond a bound; then numbers are skipped, so that a 
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from aiokafka.partitioner import murmur2
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
+from kafka.protocol.producer import InitProducerIdRequest
 from structlog import get_logger
 
 from metrics import UsageInstruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.cluster.upstream import Address, RefusedError, UpstreamError
+from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.slices import Slices
 from proxy.state import StateError
 from proxy.state.kafka.messages import batches
@@ -32,7 +32,6 @@ USAGE_PARTITIONS = 6
 RETENTION_MS = 90 * 24 * 3600 * 1000
 
 BATCH_LIMIT_BYTES = 900_000  # before compression; brokers take 1 MiB by default
-PRODUCE_LIMIT_MS = 5000
 GZIP = "gzip"
 GZIP_CODE = 1
 
@@ -173,27 +172,15 @@ class UsageTopic(StateTopic):
     ) -> None:
         """Send batches to their leaders; what they have taken leaves both."""
         for leader, led in (await self.by_leader(left)).items():
-            for number, error_code in await self._produce(leader, led, left):
-                if error_code == OUT_OF_ORDER:
+            for part in await self.produce(leader, {number: left[number][0] for number in led}):
+                number = part.index
+                if part.error_code == OUT_OF_ORDER:
                     raise FencedError(f"partition {number} lacks what was written before")
-                if error_code != DUPLICATE:
-                    self.check(error_code, f"write to topic {self.name}")
+                if part.error_code != DUPLICATE:
+                    self.check(part.error_code, f"write to topic {self.name}")
                 del by_partition[number][: left.pop(number)[1]]
                 if not by_partition[number]:
                     del by_partition[number]
-
-    async def _produce(
-        self, leader: Address, led: Collection[int], left: Mapping[int, tuple[bytes, int]]
-    ) -> Iterator[tuple[int, int]]:
-        """Return the partitions that a leader has answered for, each with its error code."""
-        request = ProduceRequest[7](
-            transactional_id=None,
-            acks=-1,
-            timeout_ms=PRODUCE_LIMIT_MS,
-            topic_data=[(self.name, [(number, left[number][0]) for number in led])],
-        )
-        (topic,) = (await self.ask(request, leader)).responses
-        return ((each.index, each.error_code) for each in topic.partition_responses)
 
     async def positions_at(self, time_ms: int) -> tuple[dict[int, int], dict[int, int]]:
         """Return by partition where the records of a time and later begin, and where all end now.

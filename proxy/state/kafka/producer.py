@@ -24,7 +24,6 @@ from kafka.protocol.producer import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
-    ProduceRequest,
     TxnOffsetCommitRequest,
 )
 
@@ -55,9 +54,8 @@ REQUEST_BYTES = 16 * 2**20
 GENERATION_OVER = frozenset({22, 25, 27, 82})
 """ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID."""
 
-PRODUCE_TIMEOUT_MS = 5000
 INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS, OPERATION_NOT_ATTEMPTED = 48, 51, 55
-ACKS_ALL = NO_ID = NO_EPOCH = -1
+NO_ID = NO_EPOCH = -1
 NO_TIME = -1
 """The time of messages: brokers refuse those that a clock is an hour ahead for, and need none."""
 
@@ -188,16 +186,8 @@ class Producer:
                 await self._produce(leader, {number: batches[number] for number in led})
 
     async def _produce(self, leader: Address, batches: Mapping[int, tuple[bytes, int]]) -> None:
-        request = ProduceRequest[7](
-            transactional_id=self.transactional_id,
-            acks=ACKS_ALL,
-            timeout_ms=PRODUCE_TIMEOUT_MS,
-            topic_data=[
-                (self._topic.name, [(number, records) for number, (records, _) in batches.items()])
-            ],
-        )
-        response = await self._topic.ask(request, leader)
-        for written in response.responses[0].partition_responses:
+        records = {number: batch for number, (batch, _) in batches.items()}
+        for written in await self._topic.produce(leader, records, self.transactional_id):
             self._topic.check(written.error_code, f"write to topic {self._topic.name}")
             self.positions[written.index] = written.base_offset + batches[written.index][1]
 

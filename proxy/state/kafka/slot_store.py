@@ -47,9 +47,6 @@ FOLLOW_LIMIT_S, FOLLOW_RETRY_S = 10.0, 1.0
 GRACE_S = 0.2
 """For a transaction that is under way: an order of magnitude longer than one takes."""
 
-OnChange = Callable[[frozenset[str]], None]
-"""Gets the keys of the records that changed."""
-
 KAFKA_ERRORS = (UpstreamError, RefusedError, FencedError)
 """What the brokers say."""
 
@@ -131,7 +128,7 @@ class SlotStore(Store):
         """For whoever uses the producer."""
         self._changing = asyncio.Lock()
         """For whoever takes or releases slots; before `_put` when both are needed."""
-        self._on_change: OnChange = lambda _keys: None
+        self._on_change: Callable[[frozenset[str]], None] = lambda _keys: None
         self.is_closed = False
         # Callers may be in an event loop of their own, so the clients' is in a thread of its own.
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
@@ -186,7 +183,7 @@ class SlotStore(Store):
         """
         self._run(self._release(frozenset(slots)), "released")
 
-    def follow_common(self, on_change: OnChange) -> None:
+    def follow_common(self, on_change: Callable[[frozenset[str]], None]) -> None:
         """Call this whenever records of the common slot have become other ones elsewhere.
 
         `on_change` gets their keys, in the store's own thread; it must return soon and not call

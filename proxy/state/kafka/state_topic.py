@@ -10,6 +10,7 @@ from typing import Any
 from kafka.errors import RetriableError, for_code
 from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+from kafka.protocol.producer import ProduceRequest
 
 from proxy.cluster.kafka_client import (
     GROUP_COORDINATOR,
@@ -40,7 +41,8 @@ COMPACT = "compact"
 READABLE_COMPRESSION = ("producer", "uncompressed", "gzip")
 """We compress nothing, and Python reads gzip without more libraries."""
 
-CREATE_TIMEOUT_MS = 5000
+CREATE_TIMEOUT_MS = PRODUCE_TIMEOUT_MS = 5000
+ACKS_ALL = -1
 
 NEW_TOPIC_LIMIT_S = 60.0
 """For a new topic to be there, with a leader for each partition, whoever makes it."""
@@ -165,6 +167,20 @@ class StateTopic(KafkaClient):
         parts: list[Any] = [part for topic in response.responses for part in topic.partitions]
         for answer in (response, *parts):
             self.check(answer.error_code, f"read topic {self.name}")
+        return parts
+
+    async def produce(
+        self, leader: Address, batches: Mapping[int, bytes], transactional_id: str | None = None
+    ) -> list[Any]:
+        """Append a batch to each of these partitions; return what their leader says of them."""
+        request = ProduceRequest[7](
+            transactional_id=transactional_id,
+            acks=ACKS_ALL,
+            timeout_ms=PRODUCE_TIMEOUT_MS,
+            topic_data=[(self.name, list(batches.items()))],
+        )
+        (topic,) = (await self.ask(request, leader)).responses
+        parts: list[Any] = topic.partition_responses
         return parts
 
     async def offsets(
