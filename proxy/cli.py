@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads the output has enough of it, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except BadValueError as error:  # a file that was sound a moment ago
+    except BadValueError as error:  # such as a file that was sound a moment ago
         return _complain(f"{error.message}\n    fix: {error.fix}", EXIT_BAD_INPUT)
     except PORT_ERRORS as error:
         fix = "choose another address, or stop what has it"

@@ -20,8 +20,6 @@ from proxy.config.endpoints import HostPort, parse_advertised_host, parse_endpoi
 from proxy.quota.validation import TOPIC_NAME
 from proxy.quota.values import BadValueError
 
-EXIT_DONE, EXIT_BAD_INPUT = 0, 2
-
 CONFIG_FILE: Final = "quota-proxy.yaml"
 JOB_FILE: Final = "job.py"
 ADMIN_TOKEN_FILE, SPARK_TOKEN_FILE = "admin-token", "spark-token"  # names, no secrets
@@ -104,19 +102,19 @@ def _name(text: str) -> str:
     return text
 
 
-def _init(options: argparse.Namespace) -> int:
+def _init(options: argparse.Namespace) -> None:
     query: str | None = options.spark
     folder: Path = options.dir
     if options.topic is not None and query is None:
-        return _refuse("--topic is what a query reads", "name the query: --spark NAME")
+        raise BadValueError("init: --topic is what a query reads", "name the query: --spark NAME")
     is_local = HostPort(options.host, 0).is_loopback
     files = {CONFIG_FILE: _config(options, is_local=is_local), ADMIN_TOKEN_FILE: _token()}
     if query is not None:
         files |= {SPARK_TOKEN_FILE: _token(), JOB_FILE: _job(options)}
     there = [name for name in files if (folder / name).is_symlink() or (folder / name).exists()]
     if there and not options.force:
-        what = f"{folder / there[0]} is there already, and stays as it is"
-        return _refuse(what, "give another --dir, or --force to replace it")
+        what = f"init: {folder / there[0]} is there already, and stays as it is"
+        raise BadValueError(what, "give another --dir, or --force to replace it")
     _write(folder, files, replace=options.force)
     config = shlex.quote(str(folder / CONFIG_FILE))
     lines = [f"wrote {', '.join(str(folder / name) for name in files)}", "", "next:"]
@@ -132,12 +130,6 @@ def _init(options: argparse.Namespace) -> int:
     if not is_local:
         lines += ["", "the admin port is open to others, without TLS: see admin in docs/api.md"]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
-    return EXIT_DONE
-
-
-def _refuse(what: str, fix: str) -> int:
-    sys.stderr.write(f"init: {what}\n    fix: {fix}\n")
-    return EXIT_BAD_INPUT
 
 
 def _write(folder: Path, files: Mapping[str, str], *, replace: bool) -> None:

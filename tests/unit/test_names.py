@@ -15,7 +15,6 @@ Named = tuple[str, str, str]
 
 DOUBLED = {
     "DRAINING",
-    "EXIT_BAD_INPUT",
     "EXIT_DONE",
     "MAX_AGE_MS",
     "MAX_ERROR_CHARS",
