@@ -26,12 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from .command_line import UsageInputError, run_program
-from .record_frames import (
-    RECORDS_FOLDER,
-    REJECTED_FOLDER,
-    days_of,
-    read_days,
-)
+from .record_frames import RECORDS_FOLDER, REJECTED_FOLDER, days_of, read_days
 from .teams import NO_TEAM, Teams, read_teams
 from .usage_figures import PERCENTILES, Client, Usage, UsageFigures, figures_of
 from .usage_page import cost_words, html_of, size_words

@@ -436,7 +436,7 @@ class GroupMember:
                 self._forget_place()
                 self._lose(text)
             return False
-        if meaning in (Meaning.FENCED, Meaning.NEVER):
+        if meaning is Meaning.NEVER:
             self._lose(text)
             self._session.set_problem(text)
             raise MembershipError(text)

@@ -50,12 +50,11 @@ class Meaning(Enum):
     """A round has begun, or we missed one: join as who we are."""
     UNKNOWN = auto()
     """The group does not know us any more: what we owned is lost; join as a new member."""
-    FENCED = auto()
-    """Another process has our place: stop."""
     LATER = auto()
     """Someone has to change something first; try again, seldom."""
     NEVER = auto()
-    """The group is not for us, or the brokers do not take our settings: stop."""
+    """Another process has our place, the group is not for us, or the brokers do not take our
+    settings: stop."""
 
 
 _MEANINGS: Mapping[int, Meaning] = {
@@ -68,7 +67,7 @@ _MEANINGS: Mapping[int, Meaning] = {
     errors.IllegalGenerationError.errno: Meaning.REJOIN,
     MEMBER_ID_REQUIRED: Meaning.REJOIN,
     errors.UnknownMemberIdError.errno: Meaning.UNKNOWN,
-    FENCED_INSTANCE_ID: Meaning.FENCED,
+    FENCED_INSTANCE_ID: Meaning.NEVER,
     errors.InconsistentGroupProtocolError.errno: Meaning.NEVER,
     errors.InvalidGroupIdError.errno: Meaning.NEVER,
     errors.InvalidSessionTimeoutError.errno: Meaning.NEVER,

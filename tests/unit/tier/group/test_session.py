@@ -31,7 +31,7 @@ def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
         (30, Meaning.LATER, "it needs the right Read on it"),
         (79, Meaning.REJOIN, "MEMBER_ID_REQUIRED"),
         (81, Meaning.LATER, "group.max.size"),
-        (82, Meaning.FENCED, "another process has joined group tier as machine a"),
+        (82, Meaning.NEVER, "another process has joined group tier as machine a"),
         (23, Meaning.NEVER, "give the tier another name"),
         (-1, Meaning.LATER, "group tier: "),
     ],
