@@ -305,9 +305,12 @@ class Aiokafka(Client):
 
 
 class Librdkafka(Client):
-    """confluent-kafka."""
+    """confluent-kafka; `settings` beside its defaults."""
 
     name = "librdkafka"
+
+    def __init__(self, settings: Mapping[str, Any] = {}) -> None:
+        self._settings = settings
 
     def _options(self, access: Access, errors: list[str]) -> dict[str, Any]:
         options = {
@@ -321,6 +324,7 @@ class Librdkafka(Client):
             "sasl.username": access.user,
             "sasl.password": access.password,
             "error_cb": lambda error: errors.append(str(error)),
+            **self._settings,
         }
         return {key: value for key, value in options.items() if value is not None}
 
