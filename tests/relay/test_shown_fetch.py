@@ -13,10 +13,12 @@ from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.requests import MAX_SEEN_ASK_BYTES
+from proxy.wire.layout import write_uvarint
 
 PATHS = ["splice", "copy"]
 NODES = {1: ("broker.internal", 9092)}
 FIRST_WITH_NODES = 16
+RECORDS_BYTES = 20_000
 
 
 class ShownFetch(InterceptedRequest):
@@ -101,10 +103,33 @@ def test_all_of_it_once_before_the_next_one(path, version, records, nodes, cuts,
     assert log[-3:] == [(2, "answered"), (2, (0, 0)), (2, "ended")]
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_response_that_breaks_the_rules_on_its_way(path):
+    """What was sent on by then the client has got; it is shown nothing that is not sure."""
+    sent, _ = frames.fetch_partitions(1, [bytes(RECORDS_BYTES)] * 20, {}, 15)
+    size, longer = write_uvarint(RECORDS_BYTES + 1), write_uvarint((1 << 21) - 1)
+    assert len(size) == len(longer)
+    start, last, rest = sent.rpartition(size)
+    assert last
+    log = []
+    async with open_lab(splice=path != "copy") as lab:
+        lab.services.interceptor = lambda *_: ShowingInterceptor(log)
+        client, broker = await lab.pair(frames.fetch_request(1, version=15))
+        await broker.send(start + longer + rest)
+        assert sent.startswith((await client.ended())[: len(start)])
+        await broker.ended()
+        assert lab.upstream_errors("bad_response") == 1
+    assert (1, "ended") not in log
+    assert {what for _, what in log if isinstance(what, tuple)} <= {
+        (0, 0),
+        *enumerate([RECORDS_BYTES] * 19),
+    }
+
+
 @pytest.mark.parametrize(("version", "nodes"), [(15, {}), (17, NODES)])
 async def test_a_client_that_takes_nothing_for_a_while(version, nodes):
     numbers = range(1, 9)
-    records = [bytes(20_000)] * 50
+    records = [bytes(RECORDS_BYTES)] * 50
     sent, seen = zip(
         *(frames.fetch_partitions(number, records, nodes, version) for number in numbers),
         strict=True,
