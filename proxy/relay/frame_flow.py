@@ -403,15 +403,20 @@ class FrameFlow(ABC):
         """Choose how much to read at first after a frame of more than READ_BYTES_HELD."""
         self.first_bytes = READ_BYTES if quotas.is_far_below(kind) else READ_BYTES_HELD
 
-    def _forward(self, view: memoryview, frame_bytes: int) -> int:
-        """Send on the frame that starts `view`, all of it or its start with the body to follow."""
+    def _forward(
+        self, view: memoryview, frame_bytes: int, walker: FetchWalker | None = None
+    ) -> int:
+        """Send on the frame that starts `view`, all of it or its start with the body to follow.
+
+        A walker gets the body that follows.
+        """
         have = len(view)
         if frame_bytes <= have:
             self._send(view[:frame_bytes])
             self.read_bytes = self.first_bytes
             return frame_bytes
         self._send(view, more=True)
-        self._send_body(frame_bytes - have)
+        self._send_body(frame_bytes - have, walker)
         return have
 
     def _collect(self, view: memoryview, frame_bytes: int) -> int:

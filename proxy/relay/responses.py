@@ -253,28 +253,22 @@ class ResponseFlow(FrameFlow):
             size = exchange.request_bytes + frame_bytes
             observers.append(FetchSample(usage.fetched, size, weight))
         walked, body_bytes = filter(None, observers), frame_bytes - start
-        self._walker = FetchWalker(
-            kind.version, body_bytes, *walked, follows_batches=follows_batches
-        )
-        return self._walk(self._walker, view, start)
+        walker = FetchWalker(kind.version, body_bytes, *walked, follows_batches=follows_batches)
+        if not walker.passes_end:
+            self._walker = walker
+            return self._walk(walker, view, start)
+        taken = self._forward(view, frame_bytes, walker)
+        walker.feed(view[start:taken])
+        if taken == frame_bytes:
+            walker.show()
+        return taken
 
     def _walk(self, walker: FetchWalker, view: memoryview, start: int = 0) -> int:
         """Send on the part of a Fetch response that is in `view`.
 
-        The body's own tag section goes without the addresses that it may carry. A response of a
-        version that has none there goes on as it comes, and the walker gets what was sent.
+        The body's own tag section goes without the addresses that it may carry.
         """
         self.read_bytes = self.first_bytes
-        if walker.passes_end:
-            self._walker, frame_end = None, start + walker.remaining_bytes
-            end = min(frame_end, len(view))
-            self._send(view[:end], more=end < frame_end)
-            walker.feed(view[start:end])
-            if end < frame_end:
-                self._send_body(frame_end - end, walker)
-            else:
-                walker.show()
-            return end
         end = start + walker.feed(view[start:])
         if not walker.at_tail:
             self._send(view[:end], more=True)
