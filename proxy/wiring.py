@@ -26,9 +26,10 @@ from metrics.exposition import OF_LOG, FigureCollector
 from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
-from proxy.admin.history import History, RequestTimes
+from proxy.admin.history import History
 from proxy.admin.port.admin_port import PortLimits
 from proxy.admin.port.guard import Access, AdminToken, Right
+from proxy.admin.request_times import RequestTimes, watch_lag
 from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
@@ -68,10 +69,6 @@ from proxy.tier.tier_member import TierMember
 from proxy.usage.observed_usage import Observed, read_observed
 from proxy.usage.usage_meter import Metering, UsageMeter
 from proxy.usage.usage_topic import UsageTopic, UsageWriter
-
-LAG_INTERVAL_S = 0.1
-"""Between two measurements. A stall that is longer is always seen; they cost some 0.02 % of a
-core."""
 
 STOOD_STILL_S = 1.0
 """A lag after which clients are held to their bounds by schedule: their sensors saw nothing."""
@@ -462,14 +459,6 @@ class MemberProcess:
             await self.slices.collect(self.relay.list.measuring(clock_ms()))
             if self._history.due(clock_ms()):
                 await self.slices.collect(self._history.sample(clock_ms))
-
-
-async def watch_lag(observe: Callable[[float], None], clock_ms: Callable[[], float]) -> None:
-    """Call `observe` with how late a timer was, in seconds, until cancelled."""
-    while True:
-        due_ms = clock_ms() + LAG_INTERVAL_S * MS_PER_SECOND
-        await asyncio.sleep(LAG_INTERVAL_S)
-        observe(max(clock_ms() - due_ms, 0.0) / MS_PER_SECOND)
 
 
 async def _in_turn(lock: asyncio.Lock, work: Callable[[], T]) -> T:

@@ -13,7 +13,6 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import KEPT_CHANGES, current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain
 from proxy.admin.document_models import iso, picked
-from proxy.admin.history import merged_times
 from proxy.admin.pages import Page, PagedRows, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import grouped_by_query, paged_partitions, partitions_of
@@ -30,6 +29,7 @@ from proxy.admin.replies import (
     scrape_answer,
     whole_number,
 )
+from proxy.admin.request_times import merged_times
 from proxy.admin.rule_documents import (
     BUDGET_RULE,
     RULE,

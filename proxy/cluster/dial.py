@@ -1,24 +1,18 @@
-"""Opens connections to brokers: names, a staggered race over TCP, TLS, errors that name their kind.
-
-While a name does not resolve its last good addresses serve: a cluster goes on while the name
-service is away, and so should those who want to reach it. A look-up goes on after its time: who
-asks next finds what it brought.
-"""
+"""Opens connections to brokers: a staggered race over TCP, TLS, and errors that name their kind."""
 
 import asyncio
 import errno
 import os
 import socket
 import ssl
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from structlog import get_logger
-
+from .resolver import Resolver
 from .tls_socket import TlsSocket
 from .upstream import LOCAL, Address, UpstreamError
 
@@ -28,22 +22,6 @@ ATTEMPT_DELAY_S = 0.25
 MAX_UNSENT_BYTES = 64 * 1024
 """Kept in the kernel for a client that does not read, beyond what is on its way to it."""
 
-MAX_LOOKUP_S = 1.0
-"""A look-up that takes longer is not waited for where there are addresses of an earlier one."""
-
-MAX_LOOKUPS = 3
-"""At a time. Each blocks one of the few threads of the event loop, for many seconds where no name
-server answers; there are four at least."""
-
-MAX_RESOLVED_NAMES = 1_000
-"""Names, with ports, whose addresses are kept; of more, those found longest ago are forgotten."""
-
-FAILING_S = 60.0
-"""A name counts as failing for so long after its last addresses had to serve."""
-
-Found: TypeAlias = list[tuple[Any, ...]]
-"""As of `getaddrinfo`."""
-
 _LOCAL_ERRORS = {errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """No local port, no descriptor, no memory left."""
 
@@ -51,69 +29,6 @@ _ALL_FAILED = "no attempt of the race succeeded"
 
 T = TypeVar("T")
 Turn: TypeAlias = Callable[[Callable[[], T]], Awaitable[T]]
-
-_log = get_logger(__name__)
-
-
-class Resolver:
-    """The look-ups of one event loop. At its end those under way are cancelled with its tasks."""
-
-    def __init__(self) -> None:
-        self._failed_s: dict[str, float] = {}
-        """When the last good addresses of a name had to serve."""
-        self._good: OrderedDict[Address, Found] = OrderedDict()
-        self._lookups: dict[Address, tuple[asyncio.Task[None], float]] = {}
-        """Those under way, and when they are late."""
-        self._turns = asyncio.Semaphore(MAX_LOOKUPS)
-
-    async def find(self, server: Address) -> Found:
-        """Return a server's addresses. Raises OSError, UnicodeError for a name never resolved."""
-        try:
-            numeric = socket.AI_NUMERICHOST
-            return list(socket.getaddrinfo(*server, type=socket.SOCK_STREAM, flags=numeric))
-        except socket.gaierror:  # it is a name
-            pass
-        loop = asyncio.get_running_loop()
-        if server not in self._lookups:
-            task = loop.create_task(self._look_up(server))
-            self._lookups[server] = task, loop.time() + MAX_LOOKUP_S
-            task.add_done_callback(partial(self._looked_up, server))
-        task, late_s = self._lookups[server]
-        left_s = max(late_s - loop.time(), 0.0) if server in self._good else None
-        await asyncio.wait((task,), timeout=left_s)
-        error = task.exception() if task.done() else TimeoutError(f"not in {MAX_LOOKUP_S:g} s")
-        if error is None:
-            return self._good[server]
-        if server not in self._good:
-            raise error
-        if server[0] not in self.failing():
-            text = "a name does not resolve, its last addresses serve"
-            _log.warning(text, name=server[0], error=str(error))
-        self._failed_s[server[0]] = loop.time()
-        return self._good[server]
-
-    def _looked_up(self, server: Address, task: asyncio.Task[None]) -> None:
-        del self._lookups[server]
-        if not task.cancelled():
-            task.exception()  # there may be nobody left who asks for it
-
-    def failing(self) -> list[str]:
-        """Return the names that did not resolve lately, or not in time."""
-        oldest_s = asyncio.get_running_loop().time() - FAILING_S
-        for name in [name for name, at_s in self._failed_s.items() if at_s < oldest_s]:
-            del self._failed_s[name]
-        return list(self._failed_s)
-
-    async def _look_up(self, server: Address) -> None:
-        async with self._turns:
-            loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(*server, type=socket.SOCK_STREAM)
-        self._good[server] = list(found)
-        self._good.move_to_end(server)
-        if len(self._good) > MAX_RESOLVED_NAMES:
-            self._good.popitem(last=False)
-        if self._failed_s.pop(server[0], None) is not None:
-            _log.info("a name resolves again", name=server[0])
 
 
 def tune(sock: socket.socket) -> None:

@@ -22,8 +22,9 @@ from uuid import UUID
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from .broker_connection import CLIENT_ID, BrokerConnection
-from .dial import Resolver, reach, secure
+from .dial import reach, secure
 from .login import Login
+from .resolver import Resolver
 from .upstream import CONNECTION_CLOSED, IS_THIS_PROXY, LOGIN_REFUSED, LOOP, Address, UpstreamError
 
 ANSWER_TIMEOUT_S = 5.0

@@ -26,8 +26,9 @@ from proxy.admin.commands.operator_commands import (
 )
 from proxy.admin.commands.top_tables import printable
 from proxy.admin.port.guard import REPORT_PATH
-from proxy.cluster.dial import Resolver, reach
+from proxy.cluster.dial import reach
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.resolver import Resolver
 from proxy.cluster.upstream import Address, UpstreamError
 from proxy.config import Config, load_config
 from proxy.config.endpoints import HostPort, ip_address

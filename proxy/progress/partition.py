@@ -3,13 +3,10 @@
     skipped or completed  |  delivered, not completed: pending or failed  |  not delivered
                     committed_to                                       position
 
-What lies above `committed_to` is kept as ranges, in sets with a bound. Of the log it is kept where
-it begins and ends, as far as is known, and when it ended where. Times are monotonic milliseconds.
+What lies above `committed_to` is kept as ranges, in sets with a bound. Times are monotonic
+milliseconds.
 """
 
-import math
-from array import array
-from bisect import bisect_right
 from typing import Final
 
 from metrics.clock import MS_PER_SECOND
@@ -17,131 +14,9 @@ from proxy.cluster.kafka_client import named
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import ChangeLog, EventKind
+from .log_edges import MAX_FORMER_IDS, LogEdges
 from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges, SkippedRanges, SkipReason
 from .report import THIS_PROXY, BatchRange, Refusal, ReportRefused
-
-CUT_CONFIRM_MS = 1000.0
-"""How long the log must be seen to end below what is completed before it is taken for another."""
-
-MIN_END_AGE_MS = 100.0
-"""A younger end is recent, whoever asks."""
-
-SILENCE_PER_AGE = 60.0
-"""An end may be older by one millisecond for each so many that nothing was seen of its reader."""
-
-MAX_FORMER_IDS = 4
-"""How many ids of topics that are gone are remembered."""
-
-MAX_SAMPLES = 128
-"""Of the end of one log; two kilobytes."""
-
-
-def end_age_ms(silent_ms: float) -> float:
-    """Return how old an end may be: lag in a long batch lacks at most 1/SILENCE_PER_AGE of it."""
-    return max(MIN_END_AGE_MS, silent_ms / SILENCE_PER_AGE)
-
-
-class EndHistory:
-    """When the end of a log was where: samples of (time, log end), linear between them.
-
-    The end must not go back. Where it stands still, the first and the last time are kept, so what
-    is appended after a pause is not dated into the pause. When there are MAX_SAMPLES, every second
-    one goes and the first and the last stay: old times become coarse, none is cut off.
-    """
-
-    __slots__ = ("_ends", "_times_ms")
-
-    def __init__(self) -> None:
-        self._times_ms = array("d")
-        self._ends = array("q")
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def add(self, now_ms: float, end: int) -> None:
-        """Record the log end; a lower one than before, or an earlier time, is left out."""
-        times, ends = self._times_ms, self._ends
-        if ends and (end < ends[-1] or now_ms < times[-1]):
-            return
-        if len(ends) > 1 and end == ends[-1] == ends[-2]:
-            times[-1] = now_ms
-            return
-        times.append(now_ms)
-        ends.append(end)
-        if len(ends) >= MAX_SAMPLES:  # from 1 in steps of 2, without the last
-            del times[1:-1:2], ends[1:-1:2]
-
-    def passed_ms(self, offset: int) -> float | None:
-        """Return when the log end went beyond `offset`, or was first seen there; None: not yet."""
-        times, ends = self._times_ms, self._ends
-        after = bisect_right(ends, offset)
-        if after in (0, len(ends)):
-            return times[0] if after < len(ends) else None
-        before = after - 1
-        share = (offset - ends[before]) / (ends[after] - ends[before])
-        return times[before] + share * (times[after] - times[before])
-
-    def forget_below(self, offset: int) -> None:
-        """Forget the samples that only serve offsets below this one."""
-        needless = max(bisect_right(self._ends, offset) - 1, 0)
-        del self._times_ms[:needless], self._ends[:needless]
-
-
-class LogEdges:
-    """The ends of one partition's log.
-
-    A lower high watermark than the one known is left out: answers overtake each other, and one for
-    read_committed ends at the last stable offset. One from a look-up below what the query has
-    completed means that the log is another one (a topic made anew, or cut after an unclean
-    election), once a look-up CUT_CONFIRM_MS later says the same and none in between was higher.
-    """
-
-    __slots__ = (
-        *("_cut_since_ms", "cut_at", "end_ms", "ends"),
-        *("former_topic_ids", "high_watermark", "log_start_offset", "topic_id"),
-    )
-
-    def __init__(self) -> None:
-        self.topic_id: bytes | None = None
-        """16 bytes; None while only messages without were seen."""
-        self.former_topic_ids: list[bytes] = []
-        """Of topics that had the name before."""
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget the ends: the log is another one."""
-        self.high_watermark: int | None = None
-        self.log_start_offset: int | None = None
-        """The offset of the first record that is still there; it only goes up."""
-        self.end_ms = -math.inf
-        """When an end was last learned, also one that was left out."""
-        self.cut_at: int | None = None
-        """Where the last look-up found the log to end, if that was below what is completed."""
-        self._cut_since_ms = 0.0
-        self.ends = EndHistory()
-
-    def record_end(self, end: int, now_ms: float) -> bool:
-        """Record a high watermark; return whether it counts: it is not below another."""
-        if end < 0:
-            return False
-        self.end_ms = max(self.end_ms, now_ms)
-        if self.high_watermark is not None and end < self.high_watermark:
-            return False
-        self.high_watermark = end
-        self.ends.add(now_ms, end)
-        return True
-
-    def record_start(self, offset: int) -> None:
-        """Record the log start, which only goes up."""
-        if offset >= 0 and (self.log_start_offset is None or offset > self.log_start_offset):
-            self.log_start_offset = offset
-
-    def is_cut(self, end: int, now_ms: float) -> bool:
-        """Record a looked-up end below what is completed; return whether it is certain."""
-        if self.cut_at is None:
-            self._cut_since_ms = now_ms
-        self.cut_at = end
-        return now_ms - self._cut_since_ms >= CUT_CONFIRM_MS
 
 
 class PartitionProgress:

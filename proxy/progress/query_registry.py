@@ -17,7 +17,8 @@ from proxy.state import KeptParts
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind, OnEvent
-from .partition import PartitionProgress, check_range, end_age_ms
+from .log_edges import end_age_ms
+from .partition import PartitionProgress, check_range
 from .progress_records import FORMAT, ProgressRecord, ReadRecords
 from .query import (
     MAX_ERROR_SHOWN,
@@ -161,6 +162,10 @@ class QueryRegistry(KeptParts[QueryProgress]):
         is_kept = super().forget_leaving()
         self._index_groups()
         return is_kept
+
+    def has_room(self) -> bool:
+        """Return whether another query could be followed, if need be in the place of one gone."""
+        return len(self._queries) < self._settings.max_queries or self._longest_gone() is not None
 
     def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
         """Return a client id's query, made if it is new; None: no room, or not this member's."""
@@ -420,8 +425,7 @@ class QueryRegistry(KeptParts[QueryProgress]):
             text = f"no client {client_id!r} has connected, and the configuration has none"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
         self.now_ms = now_ms
-        is_full = query is None and len(self._queries) >= self._settings.max_queries
-        if is_full and self._longest_gone() is None:
+        if query is None and not self.has_room():
             text = f"{len(self._queries)} queries are followed already, and none of them is gone"
             fix = "raise limits.max_client_entities, or stop queries"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)

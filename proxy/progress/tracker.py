@@ -21,7 +21,13 @@ from proxy.wire.fetch import (
     TopicKey,
 )
 from proxy.wire.fetch_response import FetchObserver
-from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, OffsetLookup
+from proxy.wire.list_offsets import (
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    OffsetLookup,
+)
 from proxy.wire.topic_partition import TopicPartition
 
 from .offset_ranges import SkipReason

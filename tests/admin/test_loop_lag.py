@@ -2,14 +2,14 @@
 
 import asyncio
 
-from proxy import wiring
-from proxy.wiring import watch_lag
+from proxy.admin import request_times
+from proxy.admin.request_times import watch_lag
 
 TIMES = 3
 
 
 async def test_a_timer_that_is_late_is_seen_and_an_early_one_is_not(monkeypatch):
-    monkeypatch.setattr(wiring, "LAG_INTERVAL_S", 0.0)
+    monkeypatch.setattr(request_times, "LAG_INTERVAL_S", 0.0)
     clock = iter((0.0, 0.0, 10.0, 260.0, 300.0, 299.5))
     seen: list[float] = []
     enough = asyncio.Event()

@@ -18,7 +18,6 @@ from tier_world import NAMES, Of, TierWorld, members, names
 from tokens import CLOSED, OPEN, TOKENS, bearer
 
 from metrics import MemberInstruments
-from proxy.admin.history import HISTOGRAMS
 from proxy.admin.peer_client import PeerClient
 from proxy.admin.port.guard import (
     AUTHOR,
@@ -30,6 +29,7 @@ from proxy.admin.port.guard import (
     Access,
     Right,
 )
+from proxy.admin.request_times import HISTOGRAMS
 from proxy.log_queue import log_level
 
 ETL = "/v1/quotas/client-id=etl-orders"

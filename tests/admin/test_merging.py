@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin.client_documents import IS_VISIT
-from proxy.admin.history import HISTOGRAMS, merged_chart, merged_times, quantile
+from proxy.admin.history import merged_chart
 from proxy.admin.pages import Key, Page, cursor_of
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments
 from proxy.admin.peers.tier_answers import client_of_report
+from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.quota.entities import QuotaKind
 
 KINDS = [str(kind) for kind in QuotaKind]

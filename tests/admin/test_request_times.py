@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from metrics import HistogramChild
-from proxy.admin.history import (
+from proxy.admin.request_times import (
     KEPT_SAMPLES,
     SAMPLE_INTERVAL_MS,
     TIME_PARTS,

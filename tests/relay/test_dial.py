@@ -8,7 +8,8 @@ from contextlib import ExitStack
 import pytest
 from relaylab.lab import left_open, no_free_descriptor, open_files, silent_server, turns
 
-from proxy.cluster.dial import Resolver, by_turns, reach, secure, upstream_context
+from proxy.cluster.dial import by_turns, reach, secure, upstream_context
+from proxy.cluster.resolver import Resolver
 from proxy.cluster.upstream import UpstreamError
 
 HOST = "127.0.0.1"

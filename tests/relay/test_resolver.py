@@ -6,7 +6,7 @@ import socket
 import pytest
 from relaylab.lab import LIMIT_S, turns
 
-from proxy.cluster.dial import MAX_LOOKUPS, Resolver
+from proxy.cluster.resolver import MAX_LOOKUPS, Resolver
 
 SERVER = ("broker", 9092)
 
@@ -47,7 +47,7 @@ async def found(task) -> str:
 
 @pytest.fixture
 def hurry(monkeypatch):
-    monkeypatch.setattr("proxy.cluster.dial.MAX_LOOKUP_S", 0.01)
+    monkeypatch.setattr("proxy.cluster.resolver.MAX_LOOKUP_S", 0.01)
 
 
 async def known(resolver, names) -> None:
@@ -128,7 +128,7 @@ async def test_few_look_ups_at_a_time(monkeypatch):
 
 
 async def test_names_that_are_kept_are_bounded(monkeypatch):
-    monkeypatch.setattr("proxy.cluster.dial.MAX_RESOLVED_NAMES", 2)
+    monkeypatch.setattr("proxy.cluster.resolver.MAX_RESOLVED_NAMES", 2)
     resolver, names = Resolver(), NameServer(monkeypatch)
     for host in ("a", "b", "c", "a"):
         task = await begin(resolver, (host, 9092))

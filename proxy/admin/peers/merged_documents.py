@@ -18,7 +18,6 @@ from proxy.admin.client_documents import (
     unbounded_key,
 )
 from proxy.admin.document_models import Column, Combine, Model, Moment
-from proxy.admin.history import merged_times
 from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import (
@@ -28,6 +27,7 @@ from proxy.admin.query_documents import (
     partitions_of,
     query_urgency,
 )
+from proxy.admin.request_times import merged_times
 from proxy.state import Document
 
 Row = dict[str, Any]

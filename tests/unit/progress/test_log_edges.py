@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.progress.partition import MAX_SAMPLES, EndHistory
+from proxy.progress.log_edges import MAX_SAMPLES, EndHistory
 
 
 def history(*samples) -> EndHistory:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.progress.events import EventKind
+from proxy.progress.log_edges import CUT_CONFIRM_MS
 from proxy.progress.offset_ranges import MAX_RANGES, MAX_SKIPS, SkipReason
-from proxy.progress.partition import CUT_CONFIRM_MS, PartitionProgress
+from proxy.progress.partition import PartitionProgress
 from proxy.progress.report import BatchRange
 
 RUN, OTHER_RUN = "run-1", "run-2"
