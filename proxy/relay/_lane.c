@@ -20,10 +20,11 @@ enum {
     BUFFER_BYTES = 64 << 10,
     REQUEST_START = 12, /* length, API key and version, correlation id */
     RESPONSE_START = 8, /* length, correlation id */
-    MAX_KINDS = 16, MAX_SAME_API = 2 /* acks=0 and others */, MAX_IN_FLIGHT = 32, SAMPLE_EVERY = 67,
+    MAX_IN_FLIGHT = 32, MAX_KEPT = (64 << 10) / MAX_IN_FLIGHT, SAMPLE_EVERY = 67,
 };
+enum { BATCH_LENGTH = 8, BATCH_PREFIX = 12, BATCH_MAGIC = 16, LAST_DELTA = 23, MIN_BATCH = 61, NO_TAGS = 3 };
 #define OBJECT(of) ((PyObject *)(of))
-#define KEPT(of) {of->about, of->starts, of->renew, of->observe, of->shapes, of->rows, of->began}
+#define KEPT(of) {of->about, of->starts, of->renew, of->observe, of->shapes, of->rows, of->run, of->began}
 #define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
 static const int64_t PERMIT_NS = 250000000, SAMPLE_AFTER_NS = 250000000;
 
@@ -32,34 +33,34 @@ enum { LEFT, TAKEN, UNTIL_NS }; /* of a lease */
 enum { VALUE, REQUESTS }; /* of a counter */
 enum { OF_REQUESTS, OF_COUNT, OF_LEASE, OF_UNSHOWN, VIEWS };
 enum { CLIENT, BROKER, FAILED = -2, BLOCKED };
-enum { BEFORE, ON_REQUESTS, ON_RESPONSES, CHANNELS, GIVEN = CHANNELS + 2 };
+enum { BEFORE, KINDS, ON_REQUESTS, ON_RESPONSES, CHANNELS, GIVEN = CHANNELS + 2 };
 
 typedef struct {
     PyObject_HEAD
     uint32_t api;
-    int metered, response;
+    int metered, response, unsampled, until_shown;
     char *start; /* of its frames, behind the correlation id */
     Py_ssize_t start_bytes;
     int limit_at, limit; /* what a Fetch may ask for at most, 0 for as much as it does */
-    int unsampled, until_shown;
+    int64_t run_start, run_end, run_bytes; /* of the run that was shown last: its offsets, its responses */
     int64_t sample_ns, until_ns, *lease, *unshown;
     double *requests, *count; /* cells of counters */
-    PyObject *about, *starts, *renew, *observe, *shapes, *rows, *began;
+    PyObject *about, *starts, *renew, *observe, *shapes, *rows, *run, *began;
     Py_buffer views[VIEWS]; /* of the cells */
 } Kind;
 
 typedef struct {
     Kind *kind;
+    PyObject *request; /* what is shown of it, or NULL */
     uint32_t number, bytes;
     int64_t read_ns, sent_ns; /* sent_ns is 0 where the time is not sampled */
 } Exchange;
 
 typedef struct {
     PyObject_HEAD
-    int fd[2], most, kinds;
+    int fd[2], most;
     int request_bytes, response_bytes; /* how much to read at a time; 0: all is Python's */
     PyObject *given[GIVEN]; /* NULL: a callback has closed the lane */
-    Kind *kind[MAX_KINDS];
     Exchange in_flight[MAX_IN_FLIGHT];
     unsigned oldest, next;
     int64_t free_ns, active_ns;
@@ -79,6 +80,8 @@ static uint32_t int32_at(const char *at) {
     memcpy(&value, at, sizeof value);
     return ntohl(value);
 }
+
+static int64_t int64_at(const char *at) { return (int64_t)((uint64_t)int32_at(at) << 32 | int32_at(at + 4)); }
 
 /* --- what a kind may, and what is counted of it --- */
 
@@ -102,34 +105,60 @@ static int takes(Kind *kind, int64_t bytes, int64_t now) {
     return 1;
 }
 
-/* Keeps a copy of a frame, with what its request is about, or None of a response. */
-static int show(Kind *kind, PyObject *about, const char *frame, int64_t bytes) {
-    if (!kind->unshown) return 0;
-    PyObject *row = Py_BuildValue("(Oy#)", about, frame, (Py_ssize_t)bytes), *done = NULL;
-    int failed = !row || PyList_Append(kind->rows, row);
-    if (!failed) *kind->unshown += bytes;
-    if (!failed && PyList_Size(kind->rows) == 1) failed = !(done = PyObject_CallFunctionObjArgs(kind->began, NULL));
-    Py_XDECREF(row);
-    Py_XDECREF(done);
-    return failed ? -1 : 0;
+/* Returns the length of a (mask, content) if a frame begins like that; 0 if not, -1 for an exception. */
+static int64_t begins(PyObject *shape, const char *frame, int64_t bytes) {
+    char *mask, *content;
+    Py_ssize_t length, same, at = 0;
+    if (PyBytes_AsStringAndSize(PyTuple_GetItem(shape, 0), &mask, &length) ||
+        PyBytes_AsStringAndSize(PyTuple_GetItem(shape, 1), &content, &same)) return -1;
+    while (at < length && at < same && at < bytes && (frame[at] & mask[at]) == content[at]) at++;
+    return at == length ? at : 0;
 }
 
 /* Whether a response names no broker: its API never does, or it equals, under a mask, one that did
    not (see ProduceResponseShapes). Returns -1 for an exception. */
 static int is_plain(Kind *kind, const char *frame, int64_t bytes) {
+    int64_t same = 0;
     if (kind->response != KNOWN_RESPONSE) return kind->response == ANY_RESPONSE;
-    for (Py_ssize_t n = 0, shapes = PyList_Size(kind->shapes); n < shapes; n++) {
-        PyObject *shape = PyList_GetItem(kind->shapes, n); /* (mask, content), all borrowed */
-        char *mask, *content;
-        Py_ssize_t length, same;
-        if (PyBytes_AsStringAndSize(PyTuple_GetItem(shape, 0), &mask, &length) ||
-            PyBytes_AsStringAndSize(PyTuple_GetItem(shape, 1), &content, &same)) return -1;
-        if (length != bytes || same != bytes) continue;
-        int64_t at = 0;
-        while (at < bytes && (frame[at] & mask[at]) == content[at]) at++;
-        if (at == bytes) return 1;
+    for (Py_ssize_t n = 0; same >= 0 && same != bytes && n < PyList_Size(kind->shapes); n++)
+        same = begins(PyList_GetItem(kind->shapes, n), frame, bytes);
+    return same < 0 ? -1 : same == bytes;
+}
+
+/* Where the records end that a response has from `at` on, if it has nothing else, or -1. */
+static int64_t end_of(const char *frame, int64_t at, int64_t bytes) {
+    int64_t end = -1, last = bytes - NO_TAGS;
+    while (at < last && frame[at++] & 0x80) continue; /* their length is that of the batches */
+    for (; at + MIN_BATCH <= last && frame[at + BATCH_MAGIC] == 2; at += BATCH_PREFIX + int32_at(frame + at + BATCH_LENGTH))
+        end = (int64_t)((uint64_t)int64_at(frame + at) + int32_at(frame + at + LAST_DELTA) + 1);
+    return at == last && !memcmp(frame + last, "\0\0", NO_TAGS) ? end : -1;
+}
+
+/* Keeps copies of a request and its response; in place of those before where it goes on with a run. */
+static int show(Kind *kind, Exchange *exchange, const char *frame, int64_t bytes) {
+    char *asked = PyBytes_AsString(exchange->request);
+    int64_t start = -1, end = -1, asked_bytes = exchange->bytes;
+    if (PyList_Size(kind->run)) { /* (shape of the request, of its response, where the offset is) */
+        int64_t like = begins(PyList_GetItem(kind->run, 0), asked, asked_bytes);
+        int64_t at = begins(PyList_GetItem(kind->run, 1), frame, bytes);
+        if (like < 0 || at < 0) return -1;
+        if (at && like == asked_bytes)
+            start = int64_at(asked + PyLong_AsLong(PyList_GetItem(kind->run, 2))), end = end_of(frame, at, bytes);
     }
-    return 0;
+    Py_ssize_t rows = PyList_Size(kind->rows);
+    PyObject *before = rows ? PyList_GetItem(kind->rows, rows - 1) : NULL, *done = NULL;
+    int goes_on = before && start >= 0 && start == kind->run_end && start < end && PyTuple_GetItem(before, 0) == kind->about;
+    if (!goes_on) kind->run_start = start, kind->run_bytes = 0, *kind->unshown += asked_bytes;
+    else *kind->unshown -= PyBytes_Size(PyTuple_GetItem(before, 2));
+    kind->run_end = end, kind->run_bytes += bytes, *kind->unshown += bytes;
+    PyObject *row = Py_BuildValue("(OOy#dLL)", kind->about, exchange->request, frame, (Py_ssize_t)bytes,
+                                  (double)exchange->read_ns / 1e6, kind->run_start, kind->run_bytes);
+    if (!row) return -1;
+    if (goes_on) return PyList_SetItem(kind->rows, rows - 1, row);
+    int failed = PyList_Append(kind->rows, row) || (!rows && !(done = PyObject_CallFunctionObjArgs(kind->began, NULL)));
+    Py_DECREF(row);
+    Py_XDECREF(done);
+    return failed ? -1 : 0;
 }
 
 static PyObject *leave(PyObject *to, int64_t sent, int64_t plain, int64_t got, int error) {
@@ -166,10 +195,9 @@ static int64_t send_some(Lane *self, int to, int64_t bytes) {
 }
 
 static Kind *kind_of(Lane *self, const char *frame, int64_t bytes) {
-    uint32_t api = int32_at(frame + 4);
-    for (int n = 0; n < self->kinds; n++) {
-        Kind *kind = self->kind[n];
-        if (kind->api == api && bytes >= REQUEST_START + kind->start_bytes &&
+    for (Py_ssize_t n = 0; n < PyList_Size(self->given[KINDS]); n++) {
+        Kind *kind = (Kind *)PyList_GetItem(self->given[KINDS], n);
+        if (PyObject_TypeCheck(OBJECT(kind), kind_type) && kind->api == int32_at(frame + 4) && bytes >= REQUEST_START + kind->start_bytes &&
             !memcmp(frame + REQUEST_START, kind->start, kind->start_bytes)) return kind;
     }
     return NULL;
@@ -189,6 +217,7 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
         unsigned waiting = self->next - self->oldest;
         if (bytes < REQUEST_START || bytes > got - at) break;
         Kind *kind = kind_of(self, frame, bytes);
+        if (kind && kind->unshown && waiting && bytes > MAX_KEPT) break; /* of several in flight little is kept */
         if (!kind || waiting == MAX_IN_FLIGHT || (int)waiting + before + 1 >= self->most || kind->until_shown == 1) break;
         if ((may = takes(kind, kind->metered == METER_REQUESTS ? bytes : 0, now)) < 0) return NULL;
         if (!may) break;
@@ -203,10 +232,11 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
             int is_sampled = --kind->unsampled <= 0 || now >= kind->sample_ns;
             if (is_sampled) kind->unsampled = SAMPLE_EVERY, kind->sample_ns = now + SAMPLE_AFTER_NS;
             Py_INCREF(OBJECT(kind));
+            PyObject *request = kind->unshown ? PyBytes_FromStringAndSize(frame, (Py_ssize_t)bytes) : NULL;
+            if (kind->unshown && !request) return NULL;
             self->in_flight[self->next++ % MAX_IN_FLIGHT] =
-                (Exchange){kind, int32_at(frame + 8), (uint32_t)bytes, now, is_sampled};
+                (Exchange){kind, request, int32_at(frame + 8), (uint32_t)bytes, now, is_sampled};
         }
-        if (show(kind, kind->about, frame, bytes)) return NULL; /* the last use: it may be forgotten */
         at += bytes;
     }
     int64_t sent = send_some(self, BROKER, at);
@@ -235,7 +265,8 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
         if (!may) break;
         if (kind->metered == METER_RESPONSES && (may = takes(kind, bytes, now)) < 0) return NULL;
         if (!may) break;
-        if (show(kind, Py_None, frame, bytes)) return NULL;
+        if (exchange->request && show(kind, exchange, frame, bytes)) return NULL;
+        Py_CLEAR(exchange->request);
         kind->count[VALUE] += (double)(exchange->bytes + bytes);
         if (exchange->sent_ns) kind = sampled.kind, sampled = *exchange;
         Py_XDECREF(OBJECT(kind));
@@ -267,8 +298,8 @@ static PyObject *take(Lane *self, PyObject *most) {
     PyObject *taken = limit == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
     while (taken && limit-- > 0 && self->oldest != self->next) {
         Exchange each = self->in_flight[self->oldest++ % MAX_IN_FLIGHT];
-        PyObject *row = Py_BuildValue("(OiId)", each.kind->about, (int)each.number, each.bytes,
-                                      (double)each.read_ns / 1e6);
+        PyObject *row = Py_BuildValue("(OiIdN)", each.kind->about, (int)each.number, each.bytes,
+            (double)each.read_ns / 1e6, each.request ? each.request : Py_NewRef(Py_None));
         if (!row || PyList_Append(taken, row)) Py_CLEAR(taken);
         Py_XDECREF(row);
         Py_DECREF(OBJECT(each.kind));
@@ -276,35 +307,21 @@ static PyObject *take(Lane *self, PyObject *most) {
     return taken;
 }
 
-static PyObject *forget(Lane *self, PyObject *unused) {
-    while (self->kinds) Py_DECREF(OBJECT(self->kind[--self->kinds]));
-    Py_RETURN_NONE;
-}
-
-static PyObject *learn(Lane *self, PyObject *given) {
-    if (!PyObject_TypeCheck(given, kind_type)) return PyErr_Format(PyExc_TypeError, "not a Kind");
-    Kind *kind = (Kind *)Py_NewRef(given), *displaced = kind; /* the latest is the first */
-    for (int n = 0, same = 0; displaced && n < MAX_KINDS; n++) {
-        Kind *here = n < self->kinds ? self->kind[n] : NULL;
-        self->kind[n] = displaced, displaced = here, self->kinds += !here;
-        if (here && here->api == kind->api && (++same == MAX_SAME_API ||
-            PyObject_RichCompareBool(here->starts, kind->starts, Py_EQ))) break;
-    }
-    Py_XDECREF(OBJECT(displaced));
-    Py_RETURN_NONE;
-}
-
 static PyObject *close_lane(Lane *self, PyObject *unused) {
     self->request_bytes = self->response_bytes = 0;
-    while (self->oldest != self->next) Py_DECREF(OBJECT(self->in_flight[self->oldest++ % MAX_IN_FLIGHT].kind));
+    for (; self->oldest != self->next; self->oldest++) {
+        Exchange *each = &self->in_flight[self->oldest % MAX_IN_FLIGHT];
+        Py_CLEAR(each->request);
+        Py_DECREF(OBJECT(each->kind));
+    }
     for (int n = 0; n < GIVEN; n++) Py_CLEAR(self->given[n]);
-    return forget(self, unused);
+    Py_RETURN_NONE;
 }
 
 static int init_lane(Lane *self, PyObject *args, PyObject *unused) {
     PyObject **given = self->given;
-    int is_given = PyArg_ParseTuple(args, "iii(OOOOO)", self->fd, self->fd + BROKER, &self->most, given + BEFORE,
-                                    given + ON_REQUESTS, given + ON_RESPONSES, given + CHANNELS, given + CHANNELS + 1);
+    int is_given = PyArg_ParseTuple(args, "iii(OO!OOOO)", self->fd, self->fd + BROKER, &self->most, given + BEFORE,
+                                    &PyList_Type, given + KINDS, given + ON_REQUESTS, given + ON_RESPONSES, given + CHANNELS, given + CHANNELS + 1);
     for (int n = 0; n < GIVEN; n++) given[n] = is_given ? Py_NewRef(given[n]) : NULL;
     return is_given - 1;
 }
@@ -320,12 +337,12 @@ static PyObject *waiting(Lane *self, void *unused) { return PyLong_FromUnsignedL
 
 static int init_kind(Kind *self, PyObject *args, PyObject *named) {
     static char *names[] = {"about", "api", "start", "renew", "observe", "requests", "count", "lease", "metered",
-                            "response", "limit_at", "shapes", "rows", "unshown", "began", NULL};
+                            "response", "limit_at", "shapes", "rows", "run", "unshown", "began", NULL};
     PyObject *cells[VIEWS];
-    if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiOOOO", names, &self->about, &self->api, &self->starts,
+    if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiOOOOO", names, &self->about, &self->api, &self->starts,
                                      &self->renew, &self->observe, cells + OF_REQUESTS, cells + OF_COUNT, cells + OF_LEASE,
                                      &self->metered, &self->response, &self->limit_at,
-                                     &self->shapes, &self->rows, cells + OF_UNSHOWN, &self->began))
+                                     &self->shapes, &self->rows, &self->run, cells + OF_UNSHOWN, &self->began))
         return self->about = NULL, -1;
     PyObject *kept[] = KEPT(self);
     EACH(kept, Py_INCREF);
@@ -351,20 +368,18 @@ static void free_kind(Kind *self) {
 static PyMethodDef lane_methods[] = {
     {"requests_ready", (PyCFunction)requests_ready, METH_NOARGS, NULL},
     {"responses_ready", (PyCFunction)responses_ready, METH_NOARGS, NULL},
-    {"learn", (PyCFunction)learn, METH_O, NULL},
-    {"forget", (PyCFunction)forget, METH_NOARGS, NULL},
     {"take", (PyCFunction)take, METH_O, NULL},
     {"close", (PyCFunction)close_lane, METH_NOARGS, NULL},
     {NULL}};
 static PyMemberDef lane_members[] = {
-    {"kinds", T_INT, offsetof(Lane, kinds), READONLY, NULL},
     {"active_ns", T_LONGLONG, offsetof(Lane, active_ns), READONLY, NULL},
     {"request_bytes", T_INT, offsetof(Lane, request_bytes), 0, NULL},
     {"response_bytes", T_INT, offsetof(Lane, response_bytes), 0, NULL},
     {NULL}};
 static PyGetSetDef lane_values[] = {{"waiting", (getter)waiting, NULL, NULL, NULL}, {NULL}};
 static PyMemberDef kind_members[] = {
-    {"limit", T_INT, offsetof(Kind, limit), 0, NULL}, {"until_shown", T_INT, offsetof(Kind, until_shown), 0, NULL}, {NULL}};
+    {"about", T_OBJECT, offsetof(Kind, about), READONLY, NULL}, {"limit", T_INT, offsetof(Kind, limit), 0, NULL},
+    {"until_shown", T_INT, offsetof(Kind, until_shown), 0, NULL}, {NULL}};
 
 static PyType_Slot lane_slots[] = {
     {Py_tp_init, init_lane}, {Py_tp_dealloc, free_lane}, {Py_tp_methods, lane_methods},

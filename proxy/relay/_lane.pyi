@@ -18,12 +18,13 @@ class Kind:
     come.
     `metered` says what is taken from it, and `response` what may be sent on, as in `lane`: any one,
     one that equals the second of a pair of `shapes` under the first as mask, or none is due. At
-    `limit_at`, within `start`, is what a Fetch asks for at most. `rows`, if any, gets a copy of
-    each request with `about`, and of each response with None, just before it is sent on; `unshown`
-    is the cell to which their bytes are added, and `began()` is called after the first. It must not
-    run a lane.
+    `limit_at`, within `start`, is what a Fetch asks for at most. `rows`, if any, gets a row of
+    `ShownFrames` just before a response is sent on; `unshown` is the cell to which the bytes of its
+    frames are added, and `began()` is called after the first. It must not run a lane. `run` is
+    empty, or has the parts of a `FetchRunShape`: what reads on from the last row takes its place.
     """
 
+    about: Any
     limit: int
     """Is put there; 0 leaves what the client asks for."""
     until_shown: int
@@ -43,7 +44,8 @@ class Kind:
         response: int,
         limit_at: int,
         shapes: list[tuple[bytes, bytes]],
-        rows: list[tuple[Any, bytes]] | None,
+        rows: list[tuple[Any, bytes, bytes, float, int, int]] | None,
+        run: list[Any],
         unshown: array[int] | None,
         began: Callable[[], None] | None,
     ) -> None: ...
@@ -52,13 +54,12 @@ class Lane:
     """One connection pair, from descriptor to descriptor.
 
     Not more than `most` requests are in flight, with those in `before`, whose responses come first.
-    What is not plain goes to `on_requests` or `on_responses`: what of the plain was not sent, what
-    was read behind it, and the error number of the read, or 0. Of each side by TLS there is the
-    channel, else None; what that raises is raised, and it must not run a lane.
+    Those of `kinds` pass; a request is of the first one that it begins like. What is not plain goes
+    to `on_requests` or `on_responses`: what of the plain was not sent, what was read behind it, and
+    the error number of the read, or 0. Of each side by TLS there is the channel, else None; what
+    that raises is raised, and it must not run a lane.
     """
 
-    kinds: int
-    """How many it knows."""
     active_ns: int
     """When it read something last, of the monotonic clock."""
     request_bytes: int
@@ -70,7 +71,7 @@ class Lane:
         client: int,
         broker: int,
         most: int,
-        given: tuple[Sized, _Left, _Left, *tuple[Channel | None, ...]],
+        given: tuple[Sized, list[Kind], _Left, _Left, *tuple[Channel | None, ...]],
     ) -> None: ...
     @property
     def waiting(self) -> int:
@@ -82,17 +83,12 @@ class Lane:
     def responses_ready(self) -> None:
         """Read from the broker once, and send on what is plain."""
 
-    def learn(self, kind: Kind) -> None:
-        """Let a kind pass, in place of one that begins alike, or the second of its API and version.
+    def take(self, most: int) -> list[tuple[Any, int, int, float, bytes | None]]:
+        """Give up the oldest in flight.
 
-        Of 16 kinds the oldest goes.
+        Of each: `about`, correlation id, bytes, when it was read in ms, and a copy of one that is
+        to be shown.
         """
-
-    def forget(self) -> None:
-        """Let nothing pass; what is in flight stays."""
-
-    def take(self, most: int) -> list[tuple[Any, int, int, float]]:
-        """Give up the oldest in flight: `about`, correlation id, bytes, when it was read in ms."""
 
     def close(self) -> None:
         """Give up everything, and all references."""

@@ -254,6 +254,7 @@ class Connection(PairState):
         del self.requests, self.responses, self.waiter, self.eviction, self.shown
         if self.lane is not None:
             self.lane.close()
+        self.kinds.clear()
         self._close_wait = None
 
     def _forget_dialling(self, _: asyncio.Task[None]) -> None:
@@ -435,21 +436,21 @@ class Connection(PairState):
         if self.life.state is not State.DIALLING or upstream is None:
             return
         self.life.move(State.OPEN)
-        self.requests.connect(self.channel, upstream)
-        self.responses.connect(upstream, self.channel)
-        services = self.services
+        services, requests, responses = self.services, self.requests, self.responses
+        requests.connect(self.channel, upstream)
+        responses.connect(upstream, self.channel)
         if Lane is not None and services.lane:
             by_tls = [None if each.is_plain else each for each in (self.channel, upstream)]
             self.lane = lane = Lane(
                 self.channel.fd,
                 upstream.fd,
                 services.limits.max_in_flight_requests,
-                (self._in_flight, self.requests.leave_lane, self.responses.leave_lane, *by_tls),
+                (self._in_flight, self.kinds, requests.leave_lane, responses.leave_lane, *by_tls),
             )
-            ready = (self.requests, lane.requests_ready), (self.responses, lane.responses_ready)
+            ready = (requests, lane.requests_ready), (responses, lane.responses_ready)
             for flow, run in ready:
                 flow.ready = partial(flow.run_lane, run) if any(by_tls) else run
-        self.responses.run()
+        responses.run()
         self.unpause(Pause.NONE)
 
     def _charge_abandoned(self) -> None:

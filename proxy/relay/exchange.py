@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from metrics import CounterChild
 from proxy.quota.entities import QuotaKind
@@ -52,6 +53,8 @@ class RequestKind:
     is_in_lane: bool = False
     is_shown: bool = False
     """Whether the interceptor is shown what the lane sends on."""
+    run: list[Any] = field(default_factory=list)
+    """The parts of the FetchRunShape of those that the lane sent on last; void: of none so far."""
     turn: SampleTurn | None = None
     """Draws which are walked for their topics; None: none are."""
     until_taught: int = 0

@@ -40,7 +40,7 @@ class InterceptedRequest:
         """Record that the request was sent on, before anything is answered: what can wait."""
 
     def read_from(self, start: int) -> None:
-        """Take the place of a FetchRun that began at this offset: it is the last one of it."""
+        """Stand for a run of Fetches that began at this offset: it is the last one."""
 
     def wait_ms(self, now_ms: float) -> float:  # noqa: ARG002
         """Return for how long a whole response should still wait; 0: not at all."""

@@ -13,7 +13,7 @@ from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
 from proxy.relay.exchange import Exchange
-from proxy.relay.lane import Lane
+from proxy.relay.lane import Kind, Lane
 from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, Lifecycle, Pause
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
@@ -68,6 +68,8 @@ class PairState:
         self._in_flight: deque[Exchange] = deque()
         self.lane: Lane | None = None
         """Sends on what is plain. None before there are both ends, and where it cannot."""
+        self.kinds: list[Kind] = []
+        """What it sends on, the latest first."""
         self.shown = ShownFrames(services.unshown, self.close_failed)
         """What an interceptor is to see of what the lane has sent on."""
         self.shapes = ProduceResponseShapes()
@@ -100,9 +102,10 @@ class PairState:
     def _take_from_lane(self, most: int) -> None:
         assert self.lane is not None
         self.shown.show()
-        for kind, correlation_id, request_bytes, sent_ms in self.lane.take(most):
+        for kind, correlation_id, request_bytes, sent_ms, shown in self.lane.take(most):
             exchange = Exchange(kind, correlation_id, request_bytes, sent_ms)
-            exchange.seen = self.shown.take(kind, correlation_id)
+            if shown is not None:
+                exchange.seen = self.shown.request(kind, shown, sent_ms)
             if kind.max_bytes:  # from now on it counts as one that was admitted by itself
                 self.grant(exchange, kind.max_bytes, clock_ms())
             self._in_flight.append(exchange)

@@ -23,6 +23,7 @@ from proxy.relay.lane import (
     NO_RESPONSE,
     Kind,
     Lane,
+    learn,
 )
 from proxy.relay.lifecycle import DRAINING, Pause
 from proxy.relay.pair_state import PairState
@@ -113,25 +114,24 @@ class RequestFlow(FrameFlow):
 
     def _open_lane(self, lane: Lane) -> None:
         most_bytes = self._pair.services.limits.max_request_bytes
-        lane.request_bytes = min(self._lane_bytes, most_bytes) if lane.kinds else 0
+        lane.request_bytes = min(self._lane_bytes, most_bytes) if self._pair.kinds else 0
 
     @property
     def _lane_goes_on(self) -> bool:
         """See FrameFlow. Else a frame that came in two parts has all behind it sent one by one."""
-        lane = self._pair.lane
-        reads = lane is not None and lane.kinds > 0 and self.read_bytes > READ_BYTES_LARGE
+        reads = bool(self._pair.kinds) and self.read_bytes > READ_BYTES_LARGE
         return reads and self._is_told_of_more
 
     def forget_lane(self) -> None:
         """Have no request sent on by the lane before another one of its kind was by Python."""
         if self._pair.lane is not None:
-            self._pair.lane.forget()
+            self._pair.kinds.clear()
             for kind in self._kinds.values():
                 kind.is_in_lane = False
                 if kind.turn is not None:
                     kind.turn.lane = None
 
-    def _teach_lane(self, lane: Lane, kind: RequestKind, now_ms: float) -> None:
+    def _teach_lane(self, kind: RequestKind, now_ms: float) -> None:
         """Have the lane send on requests of a kind, if nothing but quotas may keep them."""
         session, api_key, version = kind.session, kind.api_key, kind.version
         start, response = kind.plain_start, _plain_response(kind)
@@ -163,12 +163,13 @@ class RequestFlow(FrameFlow):
             limit_at,
             self._pair.shapes.pairs(version),
             shown.rows if kind.is_shown else None,
+            kind.run,
             shown.unshown.cells if kind.is_shown else None,
             shown.begin if kind.is_shown else None,
         )
         if kind.turn is not None:
             kind.turn.join(lane_kind)
-        lane.learn(lane_kind)
+        learn(self._pair.kinds, lane_kind)
 
     def _may_pass(self, kind: RequestKind, now_ms: float) -> bool:
         """Return whether nothing but the lease keeps requests of a kind from being sent on."""
@@ -295,7 +296,7 @@ class RequestFlow(FrameFlow):
         if pair.lane is not None and not kind.is_in_lane:
             kind.until_taught -= 1
             if kind.until_taught < 0:
-                self._teach_lane(pair.lane, kind, now_ms)
+                self._teach_lane(kind, now_ms)
         return taken
 
     def _take_read(self, exchange: Exchange, view: memoryview, *, is_shown: bool) -> int:

@@ -150,7 +150,7 @@ class ResponseFlow(FrameFlow):
             self._free_ms = clock_ms()
 
     def _open_lane(self, lane: Lane) -> None:
-        is_free = lane.kinds and self._walker is None and self._pair.life.pauses is NO_PAUSE
+        is_free = self._pair.kinds and self._walker is None and self._pair.life.pauses is NO_PAUSE
         lane.response_bytes = self._lane_bytes if is_free else 0
 
     def _read(self) -> Wait | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 
-SHOW_AFTER_MS = 100.0
+SHOW_AFTER_MS = 250.0
 """For so long at most frames wait to be shown: the more of a connection, the less each takes."""
 
 LOOK_EVERY_MS = 5.0

@@ -1,0 +1,164 @@
+"""The lane keeps the last of several Fetches that read on, and nothing else stands for another."""
+
+from types import SimpleNamespace
+
+import pytest
+from parts.bare_lane import BareLane
+from wire.test_fetch_run import (
+    FIRST,
+    OTHER,
+    SECOND,
+    SESSION,
+    SESSIONLESS,
+    THIRD,
+    answered,
+    asked,
+    batch,
+    shape_of,
+)
+
+from proxy.relay.lane import Lane
+from proxy.wire.apis import APIS, FETCH
+from proxy.wire.frames import parse_request_head
+
+pytestmark = pytest.mark.skipif(Lane is None, reason="there was no compiler")
+
+
+def about():
+    return SimpleNamespace(run=[])
+
+
+@pytest.fixture
+def world():
+    world = BareLane()
+    world.about = about()
+    head = parse_request_head(memoryview(FIRST[0]), max_request_bytes=1 << 20)
+    world.learn(world.about, FIRST[0], head.header_end)
+    world.about.run[:] = shape_of(*FIRST)
+    yield world
+    world.close()
+
+
+def passed(world, *exchanges):
+    """Have them sent on; return what stands for them: the number of each, start and bytes."""
+    for request, response in exchanges:
+        world.ask(request)
+        world.answer(response)
+    unshown = world.unshown[0]
+    assert unshown == sum(len(row[1]) + len(row[2]) for row in world.rows)
+    return [
+        (int.from_bytes(request[8:12], "big"), int.from_bytes(response[4:8], "big"), *run)
+        for _, request, response, _, *run in world.rows
+    ]
+
+
+def size(*exchanges):
+    return sum(len(response) for _, response in exchanges)
+
+
+def test_the_last_one_stands_for_all(world):
+    assert passed(world, FIRST) == [(1, 1, 10, size(FIRST))]
+    assert passed(world, SECOND) == [(2, 2, 10, size(FIRST, SECOND))]
+    assert passed(world, THIRD) == [(3, 3, 10, size(FIRST, SECOND, THIRD))]
+    (row,) = world.rows
+    assert row[1:3] == THIRD
+
+
+def test_a_run_begins_anywhere(world):
+    passed(world, SECOND)
+    assert passed(world, FIRST) == [(2, 2, 15, size(SECOND)), (1, 1, 10, size(FIRST))]
+    world.rows.clear()
+    world.unshown[0] = 0
+    assert passed(world, SECOND) == [(2, 2, 15, size(SECOND))]  # what was shown is no more changed
+
+
+def test_without_a_shape_there_is_none(world):
+    world.about.run.clear()
+    assert [row[2:] for row in passed(world, FIRST, SECOND)] == [
+        (-1, size(FIRST)),
+        (-1, size(SECOND)),
+    ]
+
+
+def test_without_a_session_as_well(world):
+    first = asked(10, **SESSIONLESS), answered(batch(10, 5), session_id=0)
+    second = asked(15, number=2, **SESSIONLESS), answered(batch(15, 1), number=2, session_id=0)
+    world.about.run[:] = shape_of(*first)
+    assert passed(world, first, second) == [(2, 2, 10, size(first, second))]
+
+
+def test_several_batches_end_where_the_last_does(world):
+    first = FIRST[0], answered(batch(10, 2) + batch(12, 3, size=40))
+    assert passed(world, first, SECOND) == [(2, 2, 10, size(first, SECOND))]
+
+
+def test_of_those_in_flight_at_once_as_well(world):
+    for request, _ in (FIRST, SECOND):
+        world.ask(request)
+    for _, response in (FIRST, SECOND):
+        world.answer(response)
+    assert passed(world) == [(2, 2, 10, size(FIRST, SECOND))]
+
+
+def test_those_of_another_kind_are_kept(world):
+    """Whatever comes between: it is shown in its turn."""
+    passed(world, FIRST)
+    other = about()
+    head = parse_request_head(memoryview(FIRST[0]), max_request_bytes=1 << 20)
+    world.learn(other, FIRST[0], head.header_end)
+    other.run[:] = world.about.run
+    rows = passed(world, SECOND)
+    assert rows == [(1, 1, 10, size(FIRST)), (2, 2, 15, size(SECOND))]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"offset": 14}, id="offset before"),
+        pytest.param({"offset": 16}, id="offset behind"),
+        pytest.param({"offset": -1}, id="no offset"),
+        {"topic": OTHER},
+        {"partitions": [0, 1]},
+        {"forgotten": [1]},
+        {"session_id": SESSION + 1},
+        {"session_epoch": -1},
+        {"of": {"current_leader_epoch": 4}},
+    ],
+    ids=str,
+)
+def test_a_request_that_differs_is_kept(world, other):
+    request = asked(**{"offset": 15, "number": 2, **other})
+    passed(world, FIRST)
+    rows = passed(world, (request, SECOND[1]))
+    assert [row[0] for row in rows] == [1, 2]
+    assert rows[1][3] == len(SECOND[1])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"records": None}, id="no records"),
+        pytest.param({"records": b""}, id="empty records"),
+        pytest.param({"records": batch(15, 3)[:-1]}, id="cut"),
+        pytest.param({"records": batch(15, 3) + batch(18, 1)[:-1]}, id="the second is cut"),
+        pytest.param({"records": batch(15, 3)[:16] + b"\1" + batch(15, 3)[17:]}, id="old format"),
+        pytest.param({"records": batch(10, 5)}, id="records from before"),
+        {"topic": OTHER},
+        {"partitions": [0, 1]},
+        {"error_code": 70},
+        {"of": {"error_code": 1}},
+        {"node_endpoints": True},
+    ],
+    ids=str,
+)
+def test_so_is_what_gets_another_response(world, other):
+    if "node_endpoints" in other:
+        endpoint = APIS[FETCH].response.NodeEndpoint(node_id=1, host="h", port=1, rack=None)
+        other = {"node_endpoints": [endpoint]}
+    answer = answered(**{"records": batch(15, 3), "number": 2, **other})
+    passed(world, FIRST)
+    rows = passed(world, (SECOND[0], answer))
+    assert [row[0] for row in rows] == [1, 2]
+    assert rows[1][3] == len(answer)
+    third = passed(world, THIRD)[-1]  # nothing goes on with it
+    assert third == (3, 3, 18, size(THIRD))
