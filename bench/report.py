@@ -91,6 +91,7 @@ def machine() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
         "kernel": platform.release(),
+        "congestion_control": _congestion_control(),
         "python": platform.python_version(),
         "haproxy": _first_line("haproxy", "-v"),
         "java": _first_line("java", "-version"),
@@ -105,6 +106,14 @@ def _processor() -> str:
         return platform.processor()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
+
+
+def _congestion_control() -> str | None:
+    """Return how TCP paces itself: bbr does so on the loopback interface, too."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return None
 
 
 def _version(package: str) -> str | None:
