@@ -100,6 +100,17 @@ def test_of_those_in_flight_at_once_as_well(world):
     assert passed(world) == [(2, 2, 10, size(FIRST, SECOND))]
 
 
+def test_a_long_one_is_python_s_while_another_is_in_flight(world):
+    """What is kept of a connection has a bound, whatever its client asks for."""
+    long = asked(15, number=2, partitions=range(100))
+    world.ask(long)
+    world.answer(answered(batch(15, 3), number=2))
+    world.ask(FIRST[0])
+    world.client.sendall(long)
+    with pytest.raises(AssertionError, match="not plain"):
+        world.lane.requests_ready()
+
+
 def test_those_of_another_kind_are_kept(world):
     """Whatever comes between: it is shown in its turn."""
     passed(world, FIRST)
