@@ -23,7 +23,7 @@ class BareLane:
         self.kinds: list[Kind] = []
         self.rows = [] if shown is None else shown.rows
         self.unshown = array("q", (0,)) if shown is None else shown.unshown.cells
-        self._begin = print if shown is None else shown.begin
+        self._begin = tuple if shown is None else shown.begin
         given = deque(), self.kinds, self._left, self._left, None, None
         self.lane = Lane(self._ours.fileno(), self._theirs.fileno(), MOST_IN_FLIGHT, given)
         self.lane.request_bytes = self.lane.response_bytes = MOST_BYTES
