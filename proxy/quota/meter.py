@@ -370,7 +370,7 @@ class Meter(Sensor):
             for each in self.charged:
                 each.lent = max(each.lent - self.lease_size, 0.0)
             self.lease_size = 0
-        if self.lease is not None and (taken := self.lease.take_back()):
+        if (lease := self.lease) and any(lease.cells) and (taken := lease.take_back()):
             for each in self.charged:
                 each.hold_ms(taken, now_ms)
 
