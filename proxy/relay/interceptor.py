@@ -37,7 +37,7 @@ class InterceptedRequest:
     gets this in its turn. None: the broker answers."""
 
     def sent(self) -> None:
-        """Record that the request was sent on, before anything is answered: what can wait."""
+        """Record that the request was sent on, before its response is shown: what can wait."""
 
     def read_from(self, start: int) -> None:
         """Stand for a run of Fetches that began at this offset: it is the last one."""
@@ -73,8 +73,8 @@ class ClientInterceptor(Protocol):
     def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> InterceptedRequest:
         """Read a request that is about to be sent on, or answer it.
 
-        The lane may have sent a Fetch on some milliseconds before. Length and correlation id in
-        `head` are then those of an earlier one of its kind.
+        A Fetch that the lane has sent on is shown later, with its response or when Python takes it
+        over. Length and correlation id in `head` are then those of an earlier one of its kind.
         Raises MalformedFrame, and ClientSentOn.
         """
 

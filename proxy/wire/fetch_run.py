@@ -19,7 +19,7 @@ _REQUEST_NUMBER = 8, bytes(4)
 """Where the correlation id is, and its mask, as of all that differs."""
 _RESPONSE_START = 0, bytes(8)  # length and correlation id
 _EPOCH = Struct(">i")
-_SIGN_OF_EPOCH = b"\x80\0\0\0"
+_SIGN_OF_EPOCH = b"\x80\0\0\0"  # what begins a session anew has 0, and an answer of another one
 _ANY_OFFSET = bytes(8)
 _LOG_AT = 6  # behind a partition's index and error; up to the end of its head
 _NO_TAGS = bytes(3)  # of the partition, the topic and the response

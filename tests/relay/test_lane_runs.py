@@ -145,6 +145,17 @@ def test_a_request_that_differs_is_kept(world, other):
     assert rows[1][3] == len(SECOND[1])
 
 
+@pytest.mark.parametrize("answered_in", [0, SESSION + 1])
+def test_a_request_that_begins_another_session_is_kept(world, answered_in):
+    """A broker that was asked to gives it an id of its own, or none."""
+    again = (
+        asked(15, number=2, session_epoch=0),
+        answered(batch(15, 3), number=2, session_id=answered_in),
+    )
+    passed(world, FIRST)
+    assert passed(world, again) == [(1, 1, 10, size(FIRST)), (2, 2, -1, size(again))]
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -30,6 +30,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("read"), st.integers(1, 5)),
         st.tuples(st.sampled_from(["empty", "left out", "cut", "two", "pipelined", "forget"])),
+        st.tuples(st.just("renew")),
         st.tuples(st.just("error"), st.sampled_from([OUT_OF_RANGE, NOT_LEADER])),
         st.tuples(st.just("seek"), st.integers(0, 40)),
         st.tuples(st.just("show")),
@@ -55,6 +56,7 @@ class Consumer:
         self.kind = None
         self.number = self.offset = self.asked_of = 0
         self.session = (0, 0) if in_session else (0, -1)
+        self.session_id = SESSION_ID
 
     def failed(self, error: Exception) -> None:
         raise error
@@ -113,7 +115,7 @@ class Consumer:
             )
             for index, error, records in rows
         ]
-        session_id = SESSION_ID if self.session[1] >= 0 else 0
+        session_id = self.session_id if self.session[1] >= 0 else 0
         topics = [topic_of(topic_id=TOPIC_ID, partitions=partitions)] if rows else []
         message = response[VERSION](session_id=session_id, responses=topics)
         message.with_header(correlation_id=number)
@@ -121,7 +123,7 @@ class Consumer:
 
     def move_on(self) -> None:
         if self.session[1] >= 0:
-            self.session = (SESSION_ID, self.session[1] + 1)
+            self.session = (self.session_id, self.session[1] + 1)
 
     def step(self, what, how=0) -> None:
         if what == "seek":
@@ -129,6 +131,10 @@ class Consumer:
             return
         if what == "show":
             self.shown.show()
+            return
+        if what == "renew":
+            if self.session[1] > 0:
+                self.session, self.session_id = (self.session_id, 0), self.session_id + 1
             return
         start = self.offset
         records = batch(start, how) if what == "read" else batch(start, 2)
@@ -176,6 +182,7 @@ class Consumer:
 @example(steps=[("read", 2), ("read", 3), ("seek", 40), ("read", 1)], in_session=True)
 @example(steps=[("read", 2), ("read", 3), ("empty",), ("left out",), ("read", 1)], in_session=True)
 @example(steps=[("read", 1)] * 6 + [("seek", 40)] + [("read", 2)] * 3, in_session=False)
+@example(steps=[*[("read", 1)] * 3, ("renew",), *[("read", 1)] * 3], in_session=True)
 @example(steps=[*[("read", 1)] * 4, ("error", 1), *[("read", 1)] * 4, ("two",)], in_session=True)
 def test_what_is_known_is_the_same_however_many_are_shown_at_a_time(steps, in_session):
     with ExitStack() as both:
@@ -189,21 +196,17 @@ def test_what_is_known_is_the_same_however_many_are_shown_at_a_time(steps, in_se
 
 def test_those_that_read_on_are_recorded_once():
     with Consumer(in_session=True) as consumer:
-        check_recorded_once(consumer)
-
-
-def check_recorded_once(consumer):
-    recorded = []
-    for count in (1, 1):  # the second is the first within its session
-        consumer.step("read", count)
+        recorded = []
+        for count in (1, 1):  # the second is the first within its session
+            consumer.step("read", count)
+            consumer.shown.show()
+        record = consumer.client.tracker.observer
+        consumer.client.tracker = SimpleNamespace(
+            asked=consumer.client.tracker.asked,
+            fetched_logs=consumer.client.tracker.fetched_logs,
+            observer=lambda ask, now_ms: recorded.append(ask.positions) or record(ask, now_ms),
+        )
+        for count in (1, 2, 3):
+            consumer.step("read", count)
         consumer.shown.show()
-    record = consumer.client.tracker.observer
-    consumer.client.tracker = SimpleNamespace(
-        asked=consumer.client.tracker.asked,
-        fetched_logs=consumer.client.tracker.fetched_logs,
-        observer=lambda ask, now_ms: recorded.append(ask.positions) or record(ask, now_ms),
-    )
-    for count in (1, 2, 3):
-        consumer.step("read", count)
-    consumer.shown.show()
-    assert recorded == [((TOPIC_ID.bytes, 0, 2),)]
+        assert recorded == [((TOPIC_ID.bytes, 0, 2),)]
