@@ -10,6 +10,11 @@ def clock_ms() -> float:
     return time.monotonic() * MS_PER_SECOND
 
 
+def cpu_ms() -> float:
+    """Return the CPU time of this thread in milliseconds, for what something has cost."""
+    return time.thread_time() * MS_PER_SECOND
+
+
 def in_seconds(ms: float | None) -> float | None:
     """Return milliseconds in seconds; None for None."""
     return ms / MS_PER_SECOND if ms is not None else None

@@ -92,10 +92,8 @@ class Sensor:
                 measured = metric.stat.measure(config, now_ms)
                 if not quota.accepts(measured):
                     raise QuotaViolation(metric.name, measured, quota.bound)
-        if len(metrics) == 1:
-            (metric,) = metrics
-            if room is None or room.is_over(metric.config, now_ms):
-                self.room = metric.stat.room(metric.config, now_ms)
+        if len(metrics) == 1 and (room is None or room.is_over(config, now_ms)):
+            self.room = metric.stat.room(config, now_ms)
 
     @property
     def free(self) -> float:

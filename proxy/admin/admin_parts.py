@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 
-from metrics.clock import clock_ms
+from metrics.clock import clock_ms, cpu_ms
 from proxy.admin.audit import AuditLog
 from proxy.admin.document_models import Moment
 from proxy.admin.history import History
@@ -46,6 +46,7 @@ class AdminParts:
     request_times: Callable[[], Sequence[Document]] = tuple
     clock_ms: Callable[[], float] = clock_ms
     """The monotonic time that `quotas` is fed with."""
+    cpu_ms: Callable[[], float] = cpu_ms
     reports: Reports
     audit: AuditLog
     connections: ConnectionList
@@ -56,7 +57,7 @@ class AdminParts:
     queries: QueryDocuments = field(init=False)
 
     def __post_init__(self) -> None:
-        self.queries = QueryDocuments(self.reports, self.slices, self.clock_ms)
+        self.queries = QueryDocuments(self.reports, self.slices, self.clock_ms, self.cpu_ms)
 
     def now(self, adaptive: Mapping[str, Document] = MappingProxyType({})) -> Moment:
         """Return what rows are described by now."""

@@ -394,7 +394,8 @@ class ClientDocuments:
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
         self._quotas, self._slices, self._clock_ms = parts.quotas, parts.slices, parts.clock_ms
-        self._found = Cached(self._walk, self._slices, self._clock_ms, lambda _: FRESH_MS)
+        how = parts.slices, parts.clock_ms, parts.cpu_ms, lambda _: FRESH_MS
+        self._found = Cached(self._walk, *how)
 
     async def fields(
         self, text: str, page: Page, *, by_client: bool, history: History | None = None

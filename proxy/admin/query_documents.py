@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
+from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,6 +24,7 @@ from proxy.progress.offset_ranges import OffsetRange
 from proxy.progress.partition import PartitionProgress
 from proxy.progress.query import QueryProgress
 from proxy.progress.report import QueryScope, Refusal
+from proxy.quota.meters import Clock
 from proxy.slices import Slices
 from proxy.state import Document
 
@@ -198,8 +200,8 @@ PARTITION = Model[PartitionProgress](
 )
 
 COST_FACTOR = 20.0
-"""So many times as long as it took to make a thing is it shown again: many may be looking, and no
-client's traffic moves in that time."""
+"""So many times the CPU time that a thing took to make is it shown again: many may be looking, and
+no client's traffic moves in that time."""
 
 MAX_QUERY_SUMMARIES = 100  # queries in the status document
 
@@ -233,16 +235,17 @@ class Cached(Generic[T]):
         self,
         walk: Callable[..., Iterable[T | None]],
         slices: Slices,
-        clock_ms: Callable[[], float],
+        clock_ms: Clock,
+        cpu_ms: Clock,
         fresh_ms: Callable[[float], float],
     ) -> None:
         self._walk, self._slices = walk, slices
-        self._clock_ms, self._fresh_ms = clock_ms, fresh_ms
+        self._clock_ms, self._fresh_ms, self._cpu_ms = clock_ms, fresh_ms, cpu_ms
         self._making = asyncio.Lock()
         self._found: dict[tuple[Hashable, ...], tuple[float, Sequence[T]]] = {}
         """With the time until which it is fresh."""
         self._cost_ms = 0.0
-        """Without what others did between two steps."""
+        """In CPU time, without what others did between two steps."""
 
     async def get(self, *asked: Hashable) -> Sequence[T]:
         """Return what was found last, or is found now."""
@@ -259,12 +262,11 @@ class Cached(Generic[T]):
             return self._found[asked][1]
 
     def _timed(self, asked: tuple[Hashable, ...]) -> Iterator[T | None]:
-        started_ms = self._clock_ms()
-        for step in self._walk(*asked):
-            self._cost_ms += self._clock_ms() - started_ms
+        started_ms = self._cpu_ms()
+        for step in chain(self._walk(*asked), (None,)):
+            self._cost_ms += self._cpu_ms() - started_ms
             yield step
-            started_ms = self._clock_ms()
-        self._cost_ms += self._clock_ms() - started_ms
+            started_ms = self._cpu_ms()
 
 
 class QueryDocuments:
@@ -273,8 +275,8 @@ class QueryDocuments:
     With 10,000 partitions it takes 0.1 to 0.25 s to make them.
     """
 
-    def __init__(self, reports: Reports, slices: Slices, clock_ms: Callable[[], float]) -> None:
-        how = slices, clock_ms, lambda cost_ms: COST_FACTOR * cost_ms
+    def __init__(self, reports: Reports, slices: Slices, clock_ms: Clock, cpu_ms: Clock) -> None:
+        how = slices, clock_ms, cpu_ms, lambda cost_ms: COST_FACTOR * cost_ms
 
         def progress() -> Iterator[Document | None]:
             now = Moment(time.time(), clock_ms())

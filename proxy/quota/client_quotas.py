@@ -12,7 +12,7 @@ from .entities import (
     ClientIdentity,
     QuotaKind,
 )
-from .gate import FetchSizes, InFlightFetch, Waiter
+from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, InFlightFetch, Waiter
 from .meter import Lease, Level, Meter
 from .meters import Meters, ThrottleTime
 from .rules import Match
@@ -128,13 +128,11 @@ class ClientQuotas:
         meter = None if kind is None else self.meters.get(kind)
         return None if meter is None else meter.lease
 
-    def lends(
-        self, kind: QuotaKind | None, waiter: Waiter, now_ms: float, *, holds: bool = False
-    ) -> bool:
+    def lends(self, kind: QuotaKind | None, waiter: Waiter, now_ms: float) -> bool:
         """Return whether traffic may pass for LEASE_MS without being charged one by one.
 
         What a rule bounds passes as far as `lease` goes, what none does without one. `waiter` is
-        the connection's, and `holds` is as in `admit`.
+        the connection's.
         """
         if self.is_charged_first or self.generation != self.sensors.generation:
             return False
@@ -150,15 +148,28 @@ class ClientQuotas:
             and waiter.gate is None
             and waiter.since_ms is None
             and all(each.meter.gate.lets(waiter, 0.0, now_ms) for each in meter.levels)
-            and self.sensors.lends(meter, now_ms, holds=holds)
+            and self.sensors.lends(meter, now_ms)
         )
 
-    def most_bytes(self, asked_bytes: int, now_ms: float) -> int:
-        """Return how many bytes a Fetch may ask for far below the bound."""
+    def lend_fetches(self, asked_bytes: int, now_ms: float) -> tuple[int, InFlightFetch | None]:
+        """Return how many bytes a connection's Fetches may ask for that pass by the lease; 0: none.
+
+        And what counts meanwhile: one of each connection may bring what is lent, all together.
+        """
         meter = self.meters.get(CONSUMER_BYTE_RATE)
-        for level in () if meter is None else meter.levels:
-            asked_bytes = level.meter.gate.grant(asked_bytes, now_ms)
-        return asked_bytes
+        if meter is None or meter.lease is None or not meter.levels:
+            return asked_bytes, None
+        gates = [level.meter.gate for level in meter.levels]
+        for gate in gates:
+            asked_bytes = gate.grant(asked_bytes, now_ms)
+        left, others = meter.lease.cells[0], max(gate.under_way for gate in gates)
+        share = min(left // (others + 1), left - max(gate.granted_size for gate in gates))
+        if share < min(asked_bytes, USEFUL_GRANT_BYTES):
+            return 0, None
+        granted_bytes, counted = min(asked_bytes, share), None
+        for gate in gates:
+            counted = gate.expect(LENT, now_ms, granted_bytes, holds=False, outer=counted)
+        return granted_bytes, counted
 
     def admit(
         self,
@@ -254,7 +265,7 @@ class ClientQuotas:
             if granted_bytes < before_bytes:
                 path = level.path_of(self._key)
                 granted_bytes = gate.whole(granted_bytes, sizes, path, now_ms)
-            if not (holds or level.meter.is_far_below):
+            if not holds:
                 granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
         return granted_bytes
 
@@ -280,10 +291,10 @@ class ClientQuotas:
         meter = self.meters.get(kind)
         return meter is not None and any(each.meter.pacer.is_pacing for each in meter.levels)
 
-    def is_far_below(self, kind: QuotaKind) -> bool:
-        """Return whether nothing that the client has under way can exceed its quota."""
+    def has_room(self, kind: QuotaKind) -> bool:
+        """Return whether a response that one read brings can pass without being held."""
         meter = self.meters.get(kind)
-        return meter is None or all(each.meter.is_far_below for each in meter.levels)
+        return meter is None or all(each.meter.has_room for each in meter.levels)
 
     def pace_immediately(self, kind: QuotaKind, now_ms: float) -> None:
         """Keep the bound by schedule for a while: others that measured the client let it pass."""

@@ -116,6 +116,10 @@ class FetchSizes:
         self.known_until_ms = sent_ms + BATCH_KNOWN_MS
 
 
+LENT = FetchSizes(last_bytes=0)
+"""Of Fetches that pass by a lease: what they bring is taken from that."""
+
+
 @dataclass(slots=True, eq=False)
 class InFlightFetch:
     """The response to a Fetch that is under way, as `Gate.expect` counts it."""

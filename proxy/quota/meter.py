@@ -11,7 +11,7 @@ from metrics import Metric, MetricConfig, Quota, QuotaViolation, Rate, Sensor, W
 from metrics.clock import MS_PER_SECOND
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
-from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, TURNS_ROUND_MS, Gate
+from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, USEFUL_GRANT_BYTES, Gate
 from .pacer import MAX_CARRY_MS, AdaptivePacer, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
 from .turns import Step, TurnPath
@@ -27,9 +27,6 @@ LEASE_MS = 50.0
 
 NS_PER_MS, NS_PER_SECOND = 1_000_000, 1_000_000_000
 
-LEND_ABOVE = 0.5
-"""Of what a client may have in all of its windows: with more free than that a sensor lends."""
-
 LEAST_LEASE = 1e-6
 """Of the bound, in the place of no lease at all: one answer at a time passes."""
 
@@ -37,8 +34,9 @@ UNLEASED_HOLD_MS = 1_000.0
 """What is held without a lease, which mostly comes in a moment, leaves after so long at the latest.
 What it owes it owes all the same, so that nothing else is asked for."""
 
-LEND_PART = 0.25
-"""Of what its schedules have saved up a sensor lends so much: others of its budget lend, too."""
+LEND_ABOVE, LEND_PART = 0.5, 0.125
+"""With more than the first part of what its schedules may save up a sensor lends the second of what
+they have: others of its budget lend, too."""
 
 ACTIVE_MS = 2_000.0
 """A client that moved nothing for so long, and waits for nothing, has no share of its budget."""
@@ -306,11 +304,10 @@ class Meter(Sensor):
         self.gate.poke(now_ms)
         return min(hold_ms, self.longest_hold_ms) if hold_ms else 0.0
 
-    def lends(self, now_ms: float, *, holds: bool) -> bool:
+    def lends(self, now_ms: float) -> bool:
         """Lend what can be recorded for certain; return whether that is anything.
 
-        Nothing while each request counts as it comes: near the bound, for Fetches that are under
-        way. `holds`: their responses can be held.
+        Nothing at the bound, where each request counts as it comes.
         """
         is_free = not (self.gate.waiting or self.pacer.is_pacing) and self.brake is None
         if is_free and self.lease is not None and self.lease.has_half(now_ms):
@@ -321,22 +318,12 @@ class Meter(Sensor):
         config, room = self.metric.config, self.room
         if room is not None and room.is_over(config, now_ms):
             room = self.room = self.rate.room(config, now_ms)  # type: ignore[misc]  # as in hold_ms
-        if room is None or room.is_over(config, now_ms) or room.free < 1:
-            return False
-        if self.is_enforced and not self._may_lend(room.free, holds=holds):
+        is_kept = self.is_enforced and not is_free
+        if is_kept or room is None or room.is_over(config, now_ms) or room.free < 1:
             return False
         self.lease = self.lease or Lease()
         self.lease.lend(room.free, now_ms + LEASE_MS)
         return True
-
-    def _may_lend(self, free: float, *, holds: bool) -> bool:
-        if self.gate.waiting or self.pacer.is_pacing or self.brake is not None:
-            return False
-        if self.kind is not CONSUMER_BYTE_RATE or self.is_far_below:
-            return True
-        config = self.metric.config
-        whole = self.pacer.bound * (config.samples - 1) * config.window_ms / MS_PER_SECOND
-        return holds and free >= whole * LEND_ABOVE
 
     def _lends_saved(self, now_ms: float) -> bool:
         """Lend of what the schedules of it and its budgets have saved up, while that is much."""
@@ -406,11 +393,9 @@ class Meter(Sensor):
         return is_moving or self.waiting > 0 or self.held_until_ms > now_ms
 
     @property
-    def is_far_below(self) -> bool:
-        """Whether the bound is kept by as much as may be under way at once."""
-        pacer = self.pacer
-        under_way = pacer.bound * TURNS_ROUND_MS / MS_PER_SECOND + self.gate.granted_size
-        return not pacer.is_pacing and self.brake is None and self.free >= under_way
+    def has_room(self) -> bool:
+        """Whether a response that one read brings can pass without being held."""
+        return not self.pacer.is_pacing and self.brake is None and self.free >= USEFUL_GRANT_BYTES
 
     def budget_waits(self) -> dict["Meter", int]:
         """Return how many connections wait at the gates of its budgets, where any do."""

@@ -167,9 +167,9 @@ class Meters:
         """Return the sensors with their labels; who has gone when it is its turn is left out."""
         return (((each.entity, str(each.kind)), each) for each in self.registry)
 
-    def lends(self, meter: Meter, now_ms: float, *, holds: bool) -> bool:
+    def lends(self, meter: Meter, now_ms: float) -> bool:
         """Have a sensor lend what it has room for; return whether it does. See `Meter.lends`."""
-        if not meter.lends(now_ms, holds=holds) or meter.lease is None:
+        if not meter.lends(now_ms) or meter.lease is None:
             return False
         if not self._lent:
             self.on_lent()

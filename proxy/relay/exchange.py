@@ -57,6 +57,8 @@ class RequestKind:
     """The parts of the FetchRunShape of those that the lane sent on last; void: of none so far."""
     turn: SampleTurn | None = None
     """Draws which are walked for their topics; None: none are."""
+    lent: InFlightFetch | None = None
+    """Counts the Fetches that the lane sends on."""
     until_taught: int = 0
     """So many requests go by before the lane is taught it again, after it was in vain."""
 

@@ -3,9 +3,8 @@
 from asyncio import TimerHandle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
-from time import thread_time
 
-from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.clock import MS_PER_SECOND, clock_ms, cpu_ms
 from metrics.lock_free import REQUESTS, VALUE
 from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
@@ -130,6 +129,8 @@ class RequestFlow(FrameFlow):
                 kind.is_in_lane = False
                 if kind.turn is not None:
                     kind.turn.lane = None
+                if kind.lent is not None:
+                    kind.lent.cancel()
 
     def _teach_lane(self, kind: RequestKind, now_ms: float) -> None:
         """Have the lane send on requests of a kind, if nothing but quotas may keep them."""
@@ -174,34 +175,36 @@ class RequestFlow(FrameFlow):
     def _may_pass(self, kind: RequestKind, now_ms: float) -> bool:
         """Return whether nothing but the lease keeps requests of a kind from being sent on."""
         pair, session = self._pair, kind.session
-        holds = pair.services.holds
         return (
             kind.plain_start is not None
             and session is pair.client.current
             and session.owner is None
             and kind.is_wanted(now_ms) is kind.is_shown
-            and session.quotas.lends(kind.bounded_by, pair.waiter, now_ms, holds=holds)
+            and session.quotas.lends(kind.bounded_by, pair.waiter, now_ms)
         )
 
     def _renew(self, kind: RequestKind, lane_kind: Kind) -> bool:
         """Return whether requests of a kind may go by the lane for a while."""
-        quotas, now_ms = kind.session.quotas, clock_ms()
-        kind.is_in_lane = (
+        quotas, now_ms, limit = kind.session.quotas, clock_ms(), 0
+        if kind.lent is not None:
+            kind.lent.cancel()
+        may_pass = (
             kind.is_in_lane
             and self._may_pass(kind, now_ms)
             and quotas.lease(kind.bounded_by) is kind.lease
         )
-        if not kind.is_in_lane:
+        if may_pass and (asked := kind.max_bytes):
+            limit, kind.lent = quotas.lend_fetches(asked, now_ms)
+            may_pass = limit > 0
+        if not may_pass:
             self.forget_lane()  # what is read for nothing costs more than to learn others anew
-            return False
-        if kind.max_bytes:
-            granted_bytes = quotas.most_bytes(kind.max_bytes, now_ms)
-            lane_kind.limit = granted_bytes if granted_bytes < kind.max_bytes else 0
-        return True
+        lane_kind.limit = limit
+        return may_pass
 
     def close(self) -> None:
         """See FrameFlow."""
         super().close()
+        self.forget_lane()
         if self._login is not None:
             self._login.cancel()
             self._login = None
@@ -241,12 +244,11 @@ class RequestFlow(FrameFlow):
 
     def _is_raw_login(self, exchange: Exchange, frame: bytearray) -> bool:
         """Read a login, as `Identification.login_request`; record what that takes."""
-        pair, began_s = self._pair, thread_time()
+        pair, began_ms = self._pair, cpu_ms()
         try:
             return pair.client.login_request(exchange.head(len(frame)), bytes(frame))
         finally:
-            took_ms = (thread_time() - began_s) * MS_PER_SECOND
-            pair.services.login_pace.took(pair.origin.ip, took_ms, clock_ms())
+            pair.services.login_pace.took(pair.origin.ip, cpu_ms() - began_ms, clock_ms())
 
     @property
     def is_cut_off(self) -> bool:

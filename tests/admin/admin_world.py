@@ -156,7 +156,7 @@ class AdminWorld(QuotaWorld):
             "rules": self.rules,
             "relay": lambda: self.relay,
             "history": self.history,
-            "clock_ms": lambda: self.now_ms,
+            **dict.fromkeys(("clock_ms", "cpu_ms"), lambda: self.now_ms),
             "reports": NoQueries(),
             "audit": self.audit,
             "access": access or Access(tokens),

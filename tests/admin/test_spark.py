@@ -298,7 +298,7 @@ class Slow:
 
 async def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow()
-    queries = QueryDocuments(slow, Slices(), lambda: slow.now_ms)
+    queries = QueryDocuments(slow, Slices(), *(lambda: slow.now_ms,) * 2)
     await asyncio.gather(queries.documents(), queries.documents())
     for _ in range(10):
         await queries.documents()

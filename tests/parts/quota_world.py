@@ -12,6 +12,7 @@ from metrics.exposition import FigureCollector
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import NS_PER_MS, Lease
 from proxy.quota.meters import OF_SENSORS, Clock
 from proxy.quota.rules import QuotaSettings, Rule
 
@@ -42,3 +43,13 @@ class QuotaWorld(VirtualTime):
 
     def rows(self, now_ms: float) -> list[SensorView]:
         return list(sensors_in_use(self.quotas, lambda: now_ms))
+
+
+def taken(lease: Lease, size: int, now_ms: float) -> bool:
+    """Take so much of a lease, as the lane does; return whether there is enough."""
+    left, _, until_ns = lease.cells
+    if left < size or now_ms * NS_PER_MS >= until_ns:
+        return False
+    lease.cells[0] -= size
+    lease.cells[1] += size
+    return True

@@ -17,6 +17,7 @@ from relaylab.lab import AllShown, End, Lab, open_lab, turns, until
 from metrics import CounterChild
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
+from proxy.quota.gate import LEAST_GRANT_BYTES
 from proxy.quota.meter import LEASE_MS
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.interceptor import InterceptedRequest
@@ -426,6 +427,35 @@ async def test_a_fetch_is_limited_as_by_python():
             await broker.send(frames.fetch_response(number, 50))
             await client.frame()
         assert granted == {pack(">i", int(NEAR / 4))}
+
+
+async def test_what_was_lent_to_a_connection_is_free_when_it_has_gone():
+    async with open_lab(rules=RULES["near"], lane=True) as lab:
+        client, _ = await warmed_up(lab)
+        (meter,) = (each for each in lab.services.quotas.registry if each.kind is CONSUMER)
+        assert (meter.gate.under_way, meter.gate.granted_size) == (1, LEAST_GRANT_BYTES)
+        await client.close()
+        await until(lambda: not lab.relay.connected)
+        assert (meter.gate.under_way, meter.gate.granted_size) == (0, 0)
+
+
+async def test_near_its_bound_a_client_stays_in_the_lane():
+    """As long as what a Fetch may bring can pass at once, whatever was used before."""
+    async with open_lab(rules=RULES["near"], lane=True) as lab:
+        client, broker = await warmed_up(lab)
+        window_s = 10
+        large, left = 60_000, NEAR * window_s
+        number = KNOWN_AFTER
+        while left > 2 * large:
+            await client.send(frames.fetch_request(number))
+            await broker.frame()
+            assert flows(lab).lane.waiting == 1
+            await broker.send(frames.fetch_response(number, large))
+            await client.frame()
+            left -= large
+            number += 1
+        assert measured(lab)[CONSUMER] > 0.95 * NEAR * window_s
+        assert lab.held == 0
 
 
 async def test_a_request_longer_than_allowed_is_refused():

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from parts.quota_world import QuotaWorld
+from parts.quota_world import QuotaWorld, taken
 
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gate import FetchSizes, Waiter
+from proxy.quota.gate import FetchSizes, InFlightFetch, Waiter
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import LEASE_MS
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.quota.turns import TURN_BYTES
 
@@ -20,6 +21,7 @@ PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
 MB = 1_000_000
 BROKER_MS = 2.0
 WINDOW_MS = 11_000.0
+MOST_BY_LANE_BYTES = 64 << 10
 HEAD_BYTES = 60
 """Of a Produce request, without records."""
 
@@ -116,6 +118,8 @@ class Consumer:
     broker_ms: float = BROKER_MS
     mutes: bool = False
     ends_ms: float = float("inf")
+    by_lane: bool = True
+    """Whether it is sent on by the lane where that may, as a client that is known is."""
     sizes: FetchSizes = field(default_factory=FetchSizes)
     client: ClientQuotas = None  # type: ignore[assignment]
     """Whose connection it is; None: the world's client's."""
@@ -125,7 +129,9 @@ class Consumer:
     def __post_init__(self) -> None:
         self.client = self.client or self.world.client
         self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
-        self._waits = False
+        self._waits = self._is_by_lane = False
+        self._renewed_ms, self._granted = -math.inf, 0
+        self._lent: InFlightFetch | None = None
 
     def ask(self) -> None:
         world = self.world
@@ -139,24 +145,51 @@ class Consumer:
         if not self._waits:
             return
         size = self.sizes.last_bytes
-        if client.admit(CONSUMER, self._waiter, size, world.now_ms, holds=not self.mutes):
-            self._waits = False
+        expected: InFlightFetch | None = None
+        self._is_by_lane = self._may_pass(0)
+        if self._is_by_lane:
+            granted = self._granted
+        elif client.admit(CONSUMER, self._waiter, size, world.now_ms, holds=not self.mutes):
             self._waiter.since_ms = None
-            granted, expected = client.grant(
-                self.asked_bytes, self.sizes, world.now_ms, holds=not self.mutes
-            )
-            # Whole batches within the limit, and at least one.
-            batches = max(granted // self.batch_bytes, 1)
-            world.at(
-                world.now_ms + self.broker_ms,
-                lambda: self.answered(batches * self.batch_bytes, expected),
-            )
+            granted, expected = self._grant()
+        else:
+            return
+        self._waits = False
+        # Whole batches within the limit, and at least one.
+        batches = max(granted // self.batch_bytes, 1)
+        world.at(
+            world.now_ms + self.broker_ms,
+            lambda: self.answered(batches * self.batch_bytes, expected),
+        )
 
-    def answered(self, size: int, expected) -> None:
-        world = self.world
-        if expected is not None:
-            expected.answered(size)
-        charge = self.client.charge(CONSUMER, size, world.now_ms)
+    def _grant(self) -> tuple[int, InFlightFetch | None]:
+        now_ms = self.world.now_ms
+        return self.client.grant(self.asked_bytes, self.sizes, now_ms, holds=not self.mutes)
+
+    def _may_pass(self, size: int) -> bool:
+        """Take so much from the lease, which is renewed as the lane and its owner do."""
+        now_ms, client = self.world.now_ms, self.client
+        lease = client.lease(CONSUMER)
+        if not self.by_lane:
+            return False
+        if lease and now_ms < self._renewed_ms + LEASE_MS and taken(lease, size, now_ms):
+            return True
+        if self._lent is not None:
+            self._lent.cancel()
+        if not client.lends(CONSUMER, self._waiter, now_ms):
+            return False
+        self._renewed_ms, lease = now_ms, client.lease(CONSUMER)
+        self._granted, self._lent = client.lend_fetches(self.asked_bytes, now_ms)
+        return self._granted > 0 and (lease is None or taken(lease, size, now_ms))
+
+    def answered(self, size: int, expected: InFlightFetch | None) -> None:
+        world, charge, is_by_lane = self.world, None, self._is_by_lane
+        if not is_by_lane or size > MOST_BY_LANE_BYTES or not self._may_pass(size):
+            if is_by_lane:
+                _, expected = self._grant()
+            if expected is not None:
+                expected.answered(size)
+            charge = self.client.charge(CONSUMER, size, world.now_ms)
         due_ms = charge.due_ms if charge is not None else world.now_ms
         world.holds.append((world.now_ms, due_ms - world.now_ms))
         if self.mutes:

@@ -5,11 +5,15 @@ from collections import deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parts.quota_world import QuotaWorld
+from parts.quota_world import QuotaWorld, taken
 
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.gate import FetchSizes, InFlightFetch, Waiter
-from proxy.quota.meter import NS_PER_MS, Lease
+from proxy.quota.gate import (
+    GRANT_MS,
+    FetchSizes,
+    InFlightFetch,
+    Waiter,
+)
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -74,16 +78,6 @@ class FetchWorld(QuotaWorld):
             return False
         lease = self.client.lease(CONSUMER)
         return lease is None or taken(lease, size, now_ms)
-
-
-def taken(lease: Lease, size: int, now_ms: float) -> bool:
-    """Take so much of a lease, as the lane does; return whether there is enough."""
-    left, _, until_ns = lease.cells
-    if left < size or now_ms * NS_PER_MS >= until_ns:
-        return False
-    lease.cells[0] -= size
-    lease.cells[1] += size
-    return True
 
 
 def rule(consumer: float | None, *, timed: bool = False, adaptive: bool = False) -> Rule:
@@ -170,6 +164,31 @@ def test_who_may_take_little_at_once_passes_far_below_its_bound():
     assert not world.takes(0, int(BOUND / 2), 1000.0), "as much as it may take at once"
     assert world.client.charge(CONSUMER, BOUND, 1000.0) is not None
     assert not world.takes(0, 1, 1001.0)
+
+
+def test_many_connections_are_lent_no_more_than_one():
+    """Each may ask for its part of what is free, and all together for no more than that."""
+    count, asked = 300, 50_000_000
+    world = FetchWorld(leases=True)
+    client = world.client
+    client.charge(CONSUMER, 1000, 0.0)
+    lent: list[InFlightFetch | None] = [None] * count
+    for turn in range(3):
+        granted = []
+        for number, before in enumerate(lent):
+            if before is not None:
+                before.cancel()
+            assert client.lends(CONSUMER, Waiter(print), 1.0)
+            size, lent[number] = client.lend_fetches(asked, 1.0)
+            granted.append(size)
+        if not turn:
+            assert granted[0] == BOUND * GRANT_MS / 1000
+            assert min(granted) == 0, "the rest goes by the gate"
+        assert sum(granted) <= client.lease(CONSUMER).cells[0]
+    for each in lent:
+        if each is not None:
+            each.cancel()
+    assert client.lend_fetches(asked, 1.0)[0] == BOUND * GRANT_MS / 1000
 
 
 def test_nothing_is_lent_to_a_client_at_its_bound():
