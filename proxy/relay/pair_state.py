@@ -66,6 +66,8 @@ class PairState:
         self.life = Lifecycle()
         self.client = Identification(services, origin, user)
         self._in_flight: deque[Exchange] = deque()
+        self.own_answers = 0
+        """Of them, how many an interceptor has answered: the broker has not got them."""
         self.lane: Lane | None = None
         """Sends on what is plain. None before there are both ends, and where it cannot."""
         self.kinds: list[Kind] = []
@@ -201,26 +203,22 @@ class PairState:
             self.requests.run()
 
     @property
-    def is_own_answer_next(self) -> bool:
-        """Whether the oldest request in flight is one that an interceptor has answered.
+    def own_answer(self) -> bytes | None:
+        """The answer to the oldest request in flight if that is an interceptor's, else None.
 
-        The broker has not got it. It waits like any other: the client gets its responses in the
-        order of its requests.
+        It waits like any other: the client gets its responses in the order of its requests.
         """
-        seen = self._in_flight[0].seen if self._in_flight else None
-        return seen is not None and seen.answer is not None
+        seen = self._in_flight[0].seen if self.own_answers else None
+        return None if seen is None else seen.answer
 
     def send_own_answer(self, send: Callable[[bytes], None]) -> bool:
         """Send the answer to the oldest request in flight if it is the interceptor's own.
 
         Return whether it was. One for each call: `send` may keep a part that is to be sent first.
         """
-        if not self.is_own_answer_next:
+        if (answer := self.own_answer) is None:
             return False
-        exchange = self._in_flight.popleft()
-        assert exchange.seen is not None
-        answer = exchange.seen.answer
-        assert answer is not None
+        exchange, self.own_answers = self._in_flight.popleft(), self.own_answers - 1
         send(answer)
         kind = exchange.kind
         kind.session.count_bytes(kind.api_key, exchange.request_bytes + len(answer))

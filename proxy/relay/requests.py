@@ -549,6 +549,7 @@ class RequestFlow(FrameFlow):
             return False
         if exchange.seen.answer is None:
             return True
+        pair.own_answers += 1
         pair.responses.run()
         return False
 

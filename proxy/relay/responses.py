@@ -155,18 +155,19 @@ class ResponseFlow(FrameFlow):
 
     def _read(self) -> Wait | None:
         """See FrameFlow. Between two frames an interceptor's own answers go out."""
-        if self._walker is None and self._pair.send_own_answer(self._send):
+        pair = self._pair
+        if self._walker is None and pair.own_answers and pair.send_own_answer(self._send):
             wait = READ if self.wait is READ and self._is_told_of_more else None
         else:
             wait = super()._read()
         # What was just answered may have let requests be read: they are not waited for.
-        is_due = wait is READ and self._walker is None and self._pair.is_own_answer_next
+        is_due = wait is READ and self._walker is None and pair.own_answer is not None
         return None if is_due else wait
 
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
             return self._walk(self._walker, view)
-        if self._pair.send_own_answer(self._send):
+        if self._pair.own_answers and self._pair.send_own_answer(self._send):
             return 0  # this frame comes after it
         head = parse_response_head(view)
         if head is None:
