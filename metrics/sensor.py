@@ -96,11 +96,6 @@ class Sensor:
             self.room = metric.stat.room(config, now_ms)
 
     @property
-    def free(self) -> float:
-        """How much can be recorded for certain before its quota is violated; 0 if not known."""
-        return self.room.free if self.room is not None else 0.0
-
-    @property
     def expires_ms(self) -> float:
         """When it expires unless another value comes."""
         return self.last_record_ms + self.expiry_ms

@@ -200,14 +200,16 @@ class Rate(WindowedSum):
     __slots__ = ()
 
     def room(self, config: MetricConfig, now_ms: float) -> Room | None:
-        """Return it: the rate is over `samples - 1` windows or more, and old values only go."""
+        """Return it: until a sample is complete the rate is over no less time, and values go."""
         quota = config.quota
         if config.event_window is not None or quota is None or not quota.is_upper:
             return None
         if not self._samples:
             return None
-        least_s = (config.samples - 1) * config.window_ms / MS_PER_SECOND
-        free = quota.bound * least_s - WindowedSum.measure(self, config, now_ms)
+        total = WindowedSum.measure(self, config, now_ms)
+        # Of fewer windows it counts `samples - 1` at least, and may count more for a moment.
+        least_ms = max((config.samples - 1) * config.window_ms, now_ms - self._oldest_start_ms)
+        free = quota.bound * least_ms / MS_PER_SECOND - total
         sample = self._samples[self._current]
         obsolete_ms = self._earliest_event_ms + config.samples * config.window_ms
         end_ms = min(sample.start_ms + config.window_ms, obsolete_ms)

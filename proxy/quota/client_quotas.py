@@ -151,10 +151,13 @@ class ClientQuotas:
             and self.sensors.lends(meter, now_ms)
         )
 
-    def lend_fetches(self, asked_bytes: int, now_ms: float) -> tuple[int, InFlightFetch | None]:
+    def lend_fetches(
+        self, asked_bytes: int, now_ms: float, *, holds: bool
+    ) -> tuple[int, InFlightFetch | None]:
         """Return how many bytes a connection's Fetches may ask for that pass by the lease; 0: none.
 
-        And what counts meanwhile: one of each connection may bring what is lent, all together.
+        And what counts meanwhile: one of each connection may bring what is lent, all together, but
+        for a round where nothing that is under way can be held.
         """
         meter = self.meters.get(CONSUMER_BYTE_RATE)
         if meter is None or meter.lease is None or not meter.levels:
@@ -163,6 +166,7 @@ class ClientQuotas:
         for gate in gates:
             asked_bytes = gate.grant(asked_bytes, now_ms)
         left, others = meter.lease.cells[0], max(gate.under_way for gate in gates)
+        left -= 0 if holds else gates[0].round_bytes
         share = min(left // (others + 1), left - max(gate.granted_size for gate in gates))
         if share < min(asked_bytes, USEFUL_GRANT_BYTES):
             return 0, None
@@ -290,11 +294,6 @@ class ClientQuotas:
         """Return whether the client is over its quota, or was until just now."""
         meter = self.meters.get(kind)
         return meter is not None and any(each.meter.pacer.is_pacing for each in meter.levels)
-
-    def has_room(self, kind: QuotaKind) -> bool:
-        """Return whether a response that one read brings can pass without being held."""
-        meter = self.meters.get(kind)
-        return meter is None or all(each.meter.has_room for each in meter.levels)
 
     def pace_immediately(self, kind: QuotaKind, now_ms: float) -> None:
         """Keep the bound by schedule for a while: others that measured the client let it pass."""

@@ -314,7 +314,7 @@ class Gate:
             free_ms = max(free_ms, self._allowance_ms(now_ms))
         bytes_per_ms = pacer.bound / MS_PER_SECOND
         free = free_ms * bytes_per_ms - self.granted_size
-        if free >= TURNS_ROUND_MS * bytes_per_ms:
+        if free >= self.round_bytes:
             return granted_bytes
         most = min(free, ROUND_GROWTH * last_bytes if last_bytes is not None else 0)
         return min(granted_bytes, max(int(most), LEAST_GRANT_BYTES))
@@ -352,6 +352,11 @@ class Gate:
         self.under_way += 1
         self.poke(now_ms, is_later=True)  # who is next was woken for a turn without this one
         return expected
+
+    @property
+    def round_bytes(self) -> int:
+        """What all Fetches that are under way or wait may bring together."""
+        return int(TURNS_ROUND_MS * self._pacer.bound / MS_PER_SECOND)
 
     @property
     def _unknown_size(self) -> int:

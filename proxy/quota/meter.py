@@ -11,7 +11,7 @@ from metrics import Metric, MetricConfig, Quota, QuotaViolation, Rate, Sensor, W
 from metrics.clock import MS_PER_SECOND
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
-from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, USEFUL_GRANT_BYTES, Gate
+from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, Gate
 from .pacer import MAX_CARRY_MS, AdaptivePacer, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
 from .turns import Step, TurnPath
@@ -391,11 +391,6 @@ class Meter(Sensor):
         """Return whether its clients moved something lately, wait, or are held."""
         is_moving = now_ms - self.last_record_ms < ACTIVE_MS
         return is_moving or self.waiting > 0 or self.held_until_ms > now_ms
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a response that one read brings can pass without being held."""
-        return not self.pacer.is_pacing and self.brake is None and self.free >= USEFUL_GRANT_BYTES
 
     def budget_waits(self) -> dict["Meter", int]:
         """Return how many connections wait at the gates of its budgets, where any do."""

@@ -401,7 +401,7 @@ class FrameFlow(ABC):
 
     def _read_ahead(self, quotas: ClientQuotas, kind: QuotaKind) -> None:
         """Choose how much to read at first after a frame of more than READ_BYTES_HELD."""
-        self.first_bytes = READ_BYTES if quotas.has_room(kind) else READ_BYTES_HELD
+        self.first_bytes = READ_BYTES_HELD if quotas.is_paced(kind) else READ_BYTES
 
     def _forward(
         self, view: memoryview, frame_bytes: int, walker: FetchWalker | None = None

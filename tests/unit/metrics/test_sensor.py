@@ -216,6 +216,6 @@ def test_a_record_in_the_room_of_a_sample_measures_nothing():
     for now_ms in range(0, 900, 10):
         sensor.record(50, now_ms)
     assert rate.measured == 1
-    assert sensor.free == pytest.approx(0.999 * (10_000 - 50) - 89 * 50)
+    assert sensor.room.free == pytest.approx(0.999 * (10_000 - 50) - 89 * 50)
     sensor.record(50, 1000)
     assert rate.measured == 2

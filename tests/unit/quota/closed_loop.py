@@ -179,7 +179,9 @@ class Consumer:
         if not client.lends(CONSUMER, self._waiter, now_ms):
             return False
         self._renewed_ms, lease = now_ms, client.lease(CONSUMER)
-        self._granted, self._lent = client.lend_fetches(self.asked_bytes, now_ms)
+        self._granted, self._lent = client.lend_fetches(
+            self.asked_bytes, now_ms, holds=not self.mutes
+        )
         return self._granted > 0 and (lease is None or taken(lease, size, now_ms))
 
     def answered(self, size: int, expected: InFlightFetch | None) -> None:

@@ -33,7 +33,6 @@ def goes_on(client: ClientQuotas, now_ms: float, holds: bool = True) -> bool:
         and client.grant(ASKED, FetchSizes(), now_ms, holds=holds) == (ASKED, None)
         and client.owed_ms(CONSUMER, now_ms) == 0.0
         and not client.is_paced(CONSUMER)
-        and client.has_room(CONSUMER)
     )
 
 
