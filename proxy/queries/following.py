@@ -32,8 +32,9 @@ SLICES_MS = 1.0
 """Between two slices in which what was fetched is shown before a driver's answer."""
 
 SENT_ON_MS = 30_000.0
-"""For so long look-ups of a driver are not answered; then its query reads without a bound, as it
-would stand still otherwise. Slots of a member that died have another owner after half of that."""
+"""For so long look-ups of a driver are not answered, however often owners change; then its query
+reads without a bound. Clients of Spark, of executors as well, give up after default.api.timeout.ms,
+60 s. Slots of a member that died have another owner after a quarter of that."""
 
 FORGOTTEN_MS = 5_000.0
 """A driver that asked for nothing in this time begins anew: it was answered elsewhere. One that is
@@ -66,10 +67,6 @@ class DriverVisits:
             del self._refused[next(iter(self._refused))]
         self._refused[client_id] = first_ms, now_ms
         return now_ms - first_ms < SENT_ON_MS
-
-    def forget(self) -> None:
-        """Begin anew with all drivers: owners have changed."""
-        self._refused.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,6 @@ class Queries:
     def _own(self, owns: Owns) -> list[QueryProgress]:
         """Follow the queries and bounds of these clients only; return the queries that leave."""
         self.backpressure.own(owns, clock_ms())
-        self.following.visits.forget()
         return self.registry.own(owns)
 
     def _forget_leaving(self) -> bool:

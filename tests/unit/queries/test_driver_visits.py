@@ -27,8 +27,6 @@ def test_a_driver_is_not_sent_on_for_ever():
     again_ms = SENT_ON_MS + FORGOTTEN_MS + 1
     assert visits.sends_on("c", LOOKUP, again_ms)
     assert not asks(visits, "c", again_ms, again_ms + SENT_ON_MS)
-    visits.forget()
-    assert visits.sends_on("c", LOOKUP, again_ms + SENT_ON_MS)
 
 
 def test_a_driver_that_was_answered_elsewhere_meanwhile_begins_anew():

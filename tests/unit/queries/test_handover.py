@@ -19,6 +19,7 @@ from parts.reports import ReportingDriver
 
 from proxy.backpressure.driver_view import DriverView
 from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
+from proxy.queries.following import SENT_ON_MS
 from proxy.quota.entities import ClientIdentity
 from proxy.state import SqliteStore, StateError
 from proxy.wire.apis import FETCH, LIST_OFFSETS
@@ -306,3 +307,16 @@ async def test_numbers_that_other_members_got_are_not_lost():
     await tier.batch("one", "a", 25)
     partition = tier.members[0].registry.query_of("one").partitions["a", 0]
     assert (partition.committed_to, partition.skipped.records) == (25, 0)
+
+
+async def test_owners_that_change_again_and_again_keep_no_client_for_ever():
+    """Executors are refused as drivers are, and a Kafka client gives up after a minute."""
+    tier = await started()
+    visited, refused = tier.members[0], []
+    for at_ms in range(0, 60_000, 1000):
+        if at_ms % 5000 == 0:
+            await tier.hand_over()
+        visited.clock = lambda at_ms=at_ms: float(at_ms)
+        if visited.look_up("lone") is None:
+            refused.append(at_ms)
+    assert refused == list(range(0, int(SENT_ON_MS), 1000))
