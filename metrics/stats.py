@@ -200,7 +200,7 @@ class Rate(WindowedSum):
     __slots__ = ()
 
     def room(self, config: MetricConfig, now_ms: float) -> Room | None:
-        """Return it: until a sample is complete the rate is over no less time, and values go."""
+        """Return it: until a sample is complete the rate is over no less time; values only go."""
         quota = config.quota
         if config.event_window is not None or quota is None or not quota.is_upper:
             return None

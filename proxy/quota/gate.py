@@ -187,7 +187,8 @@ class Gate:
     _expected: deque[InFlightFetch] = field(default_factory=deque)
     expected_size: int = 0
     granted_size: int = 0
-    """What those whose responses are not held may bring, but for a record batch of each."""
+    """What those may bring that pass by a lease, or whose responses are not held, but for a record
+    batch of each."""
     under_way: int = 0
     largest: int | None = None
     """Of the last responses, the sizes of earlier ones less and less; None before the first."""
