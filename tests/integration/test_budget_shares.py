@@ -17,12 +17,12 @@ MB = 1_000_000
 BUDGET_BYTES = 3 * MB // 2
 GUARANTEED_BYTES = MB // 2
 BURST_S = 0.5
-COUNT, RECORD_BYTES = 6_000, 10_000
+COUNT, RECORD_BYTES = 9_000, 10_000
 """More than the first of them reads in the time."""
 READ_BYTES = MB // 2
 """Of each client, before anything is measured: all of them read by then."""
 WINDOW_S = 6.0
-LIMIT_S = 50.0
+LIMIT_S = 90.0
 """Until there was such a time in which no client waited for the machine."""
 NAMES = ("etl", "notebook-a", "notebook-b")
 PARTS = {"etl": 0.6, "notebook-a": 0.2, "notebook-b": 0.2}
