@@ -138,6 +138,9 @@ class Slow(PipelineWorld):
 
     asked = 0
 
+    def clock(self) -> float:
+        return self.now_ms
+
     def pipelines(self) -> Any:
         self.asked += 1
         self.now_ms += 100.0
@@ -146,7 +149,7 @@ class Slow(PipelineWorld):
 
 async def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow(chain("orders", "only"))
-    queries = QueryDocuments(slow, Slices(), *(lambda: slow.now_ms,) * 2)
+    queries = QueryDocuments(slow, Slices(), clock_ms=slow.clock, cpu_ms=slow.clock)
     for _ in range(10):
         await queries.pipelines()
     assert slow.asked == 1

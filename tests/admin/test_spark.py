@@ -281,6 +281,9 @@ class Slow:
     now_ms = 0.0
     asked = 0
 
+    def clock(self) -> float:
+        return self.now_ms
+
     def accept(self, raw: bytes) -> dict[str, object]:
         return {"accepted": bool(raw)}
 
@@ -298,7 +301,7 @@ class Slow:
 
 async def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow()
-    queries = QueryDocuments(slow, Slices(), *(lambda: slow.now_ms,) * 2)
+    queries = QueryDocuments(slow, Slices(), clock_ms=slow.clock, cpu_ms=slow.clock)
     await asyncio.gather(queries.documents(), queries.documents())
     for _ in range(10):
         await queries.documents()
@@ -308,6 +311,14 @@ async def test_what_is_dear_to_make_is_made_seldom():
     slow.now_ms += 100.0 * COST_FACTOR
     await queries.documents()
     assert slow.asked == 2
+
+
+async def test_what_a_machine_pauses_for_is_no_cost():
+    slow = Slow()
+    queries = QueryDocuments(slow, Slices(), clock_ms=slow.clock, cpu_ms=lambda: 7.0)
+    for _ in range(3):
+        await queries.documents()
+    assert slow.asked == 3
 
 
 PARTITION = st.fixed_dictionaries(

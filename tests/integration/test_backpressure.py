@@ -109,7 +109,7 @@ def test_batches_follow_the_rate_of_processing(
     """A backlog is read in batches that fit, at two speeds; a partition comes."""
     static, min_rate, record_bytes, row_ms, interval_s = 1_500_000, 10, 500, 16, 2
     # Not reached but where the machine is so slow that few of the long batches would be all.
-    adaptive = {"batch_interval": f"{interval_s}s", "min_rate": min_rate, "max_rate": 250}
+    adaptive = {"batch_interval": f"{interval_s}s", "min_rate": min_rate, "max_rate": 200}
     running = proxy(
         rules=[{"client-id": "follower", "consumer_byte_rate": static, "adaptive": adaptive}]
     )
@@ -147,13 +147,14 @@ def test_batches_follow_the_rate_of_processing(
     assert sum(rows == offsets for rows, offsets in bounded) > len(bounded) / 2, bounded
     interval_ms, fixed_ms = interval_s * 1000, min(took_ms.values())
     for number in (*fast[2:], *slow[2:]):
-        # In a batch are the records that the one before did in an interval, or in as long as is
-        # worthwhile while much comes in; where its report comes later than the proxy waits for it,
-        # the one before that. Sizes are tried out up to GROWTH.
+        # In a batch are the records that the one before did in an interval; where its report comes
+        # later than the proxy waits for it, the one before that. Sizes are tried out up to GROWTH,
+        # or what fits into as long as is worthwhile while much comes in.
         rows = {each: query.batches[each].rows for each in (number - 1, number - 2)}
         done = [each / took_ms[before] * interval_ms for before, each in rows.items()]
-        longer = max(1.0, WORTHWHILE * fixed_ms / interval_ms)
-        lowest, highest = min(done) / GROWTH, max(*rows.values(), *done) * GROWTH * longer
+        worthwhile = max(done) * WORTHWHILE * fixed_ms / interval_ms
+        lowest = min(done) / GROWTH
+        highest = max(max(*rows.values(), *done) * GROWTH, worthwhile)
         planned = query.batches[number].clamp["why"]
         seen = number, planned, query.sizes(), took_ms
         assert lowest <= query.batches[number].rows <= highest, seen

@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld, taken
 
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.gate import (
-    GRANT_MS,
-    FetchSizes,
-    InFlightFetch,
-    Waiter,
-)
+from proxy.quota.gate import GRANT_MS, FetchSizes, InFlightFetch, Waiter
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
