@@ -59,10 +59,15 @@ appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files with slow tests first: with several workers, each has something to do until
-    near the end.
+    near the end. Those with a Spark, which compute, are spread among those that mostly wait.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    with_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    computing = with_spark | {path for path in slow if path.name.startswith("test_demo")}
+    places: dict[Path, float] = dict.fromkeys({item.path for item in items} - slow, 1.0)
+    for some in (slow & computing, slow - computing):
+        places |= {path: place / len(some) for place, path in enumerate(sorted(some))}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish() -> None:
