@@ -31,6 +31,7 @@ _TOTALS = struct.Struct("QQ16xII")
 _TOTALS_OFFSET = 120
 _INFO_BYTES = _TOTALS_OFFSET + _TOTALS.size
 _UINT32 = 0xFFFFFFFF
+_TCP_CLOSE = 7  # its first field, tcpi_state
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -84,6 +85,11 @@ class Channel:
             return BLOCKED
         except OSError as error:
             raise ChannelLost(self, error) from error
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether nothing comes any more but what the kernel has, and why it ended."""
+        return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
 
     def has_ended(self) -> bool:
         """Return whether the peer is gone and nothing it sent is left to be read. Reads nothing.

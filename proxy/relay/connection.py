@@ -186,8 +186,7 @@ class Connection(PairState):
         if owed_since_s is not None and now_s - owed_since_s >= min(SLOW_FRAME_S, timeout_s):
             self._reject("slow_frame", "a request was begun and not finished")
             return
-        sock = self.channel.sock  # not read from while it is held back
-        if self.life.is_held_back and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        if self.life.is_held_back and self.channel.is_reset:  # it is not read from meanwhile
             self.close_abandoned("client lost")
             return
         last = self._last_active

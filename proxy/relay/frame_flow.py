@@ -129,6 +129,8 @@ class FrameFlow(ABC):
         self._source, self._sink = source, sink
         if source is not None and sink is not None:
             self._pump = Pump(source, sink, self._pair.services.pipes)
+        if source is not None:
+            self._pair.services.resets.watch(source.fd, self._read_on)
 
     def close(self) -> None:
         """Stop. Sockets are the owner's to close."""
@@ -140,6 +142,8 @@ class FrameFlow(ABC):
         self.stash = b""
         self._whole = self._work = None
         self._pair.services.kept_bytes.release(self)
+        if self._source is not None:
+            self._pair.services.resets.forget(self._source.fd)
 
     @property
     def mid_frame(self) -> bool:
@@ -273,6 +277,12 @@ class FrameFlow(ABC):
                 self._pair.services.paced_steps.queue(self._take_turn, self.address)
             else:
                 self._loop.call_soon(self._take_turn)
+
+    def _read_on(self) -> None:
+        """Read until the source's end is found, which was reset: no callback may come for it."""
+        if self.wait in _READS and self._source is not None and self._source.is_reset:
+            (self.ready or self.run)()
+            self._loop.call_soon(self._read_on)
 
     def _take_turn(self) -> None:
         self._is_queued = False

@@ -178,6 +178,7 @@ class Relay:
             return_exceptions=True,
         )
         self._services.pipes.close()
+        self._services.resets.close()
 
     def _out_of_files(self, listener: str, error: OSError) -> None:
         text = "can't accept"

@@ -27,6 +27,7 @@ from proxy.relay.kept_bytes import KeptBytes
 from proxy.relay.log_limiter import LogLimiter, OutageLog
 from proxy.relay.paced_steps import LoginPace, PacedSteps
 from proxy.relay.pump import MAX_PIPES, PipePool
+from proxy.relay.resets import Resets
 from proxy.relay.steering import Steering
 from proxy.relay.timing import TimedApis
 from proxy.relay.unshown_frames import UnshownFrames
@@ -141,6 +142,7 @@ class Services:
     login_pace: LoginPace = field(default_factory=LoginPace)
     max_pipes: int = MAX_PIPES
     pipes: PipePool = field(init=False)
+    resets: Resets = field(init=False)
     times: TimedApis = field(init=False)
     unshown: UnshownFrames = field(init=False)
     """What the lane has sent on, and an interceptor is to see."""
@@ -152,6 +154,7 @@ class Services:
         self.kept_bytes = KeptBytes(self.loop, partial(self.log.warning, reason="no_room"))
         self.instruments.kept_bytes.set_function(lambda: self.kept_bytes.total)
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
+        self.resets = Resets(self.loop)
         self.times = TimedApis(self.instruments)
         self.unshown = UnshownFrames(self.loop.call_later)
         self.quotas.on_lent = self._await_leases
