@@ -19,9 +19,6 @@ from .upstream import LOCAL, Address, UpstreamError
 ATTEMPT_DELAY_S = 0.25
 """Between the starts of two attempts: the Connection Attempt Delay of RFC 8305, section 5."""
 
-MAX_UNSENT_BYTES = 64 * 1024
-"""Kept in the kernel for a client that does not read, beyond what is on its way to it."""
-
 _LOCAL_ERRORS = {errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """No local port, no descriptor, no memory left."""
 
@@ -36,11 +33,6 @@ def tune(sock: socket.socket) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def limit_unsent(sock: socket.socket, unsent_bytes: int = MAX_UNSENT_BYTES) -> None:
-    """Keep little in the kernel for a receiver that may not read, for the price of more sends."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
 
 
 def upstream_context(

@@ -10,14 +10,14 @@ from metrics.clock import MS_PER_SECOND
 from proxy.cluster.tls_socket import TlsSocket
 from proxy.wire.layout import Buffer
 
-SHARED_RECEIVE_BYTES = 12 << 20
-"""Divided by the connections that are open, it is the receive buffer of the next one, and what may
-wait to be sent to its broker."""
+SHARED_BUFFER_BYTES = 12 << 20
+"""Divided by the connections that are open, it is the receive buffer of each socket of the next
+one, and what may wait to be sent there."""
 
-MIN_RECEIVE_BYTES = 64 * 1024
+MIN_BUFFER_BYTES = 64 * 1024
 """But at least this much: what Kafka's consumers ask for themselves (receive.buffer.bytes)."""
 
-MAX_RECEIVE_BYTES = 1 << 20
+MAX_BUFFER_BYTES = 1 << 20
 """And at most this much: a larger one makes large responses hardly faster."""
 
 TRAFFIC_INTERVAL_MS = 5_000.0
@@ -148,18 +148,20 @@ class Traffic:
         self._at_ms, self._sent_bytes, self._received_bytes = now_ms, sent_bytes, received_bytes
 
 
-def receive_bytes(connections: int) -> int:
-    """Return the receive buffer, in bytes, of the last of so many connections."""
-    share_bytes = SHARED_RECEIVE_BYTES // max(connections, 1)
-    return min(max(share_bytes, MIN_RECEIVE_BYTES), MAX_RECEIVE_BYTES)
+def buffer_bytes(connections: int) -> int:
+    """Return the share of the last of so many connections, in bytes."""
+    share_bytes = SHARED_BUFFER_BYTES // max(connections, 1)
+    return min(max(share_bytes, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
 
 
-def bound_receive_buffer(sock: socket.socket, connections: int) -> None:
-    """Bound what the kernel takes in for a connection that is not read from, for good.
+def bound_buffers(sock: socket.socket, connections: int) -> None:
+    """Bound what the kernel keeps of a connection whose peer does not read, for good.
 
-    Left alone, it lets a socket's buffer grow to some MiB: for a client that is held, or does not
-    read, the whole response is then in this machine's memory instead of the broker's. It keeps up
-    to twice as much, its own overhead included; what is set is cut to net.core.rmem_max.
+    Left alone, it lets a socket's buffers grow to some MiB: for a client that is held, or does not
+    read, the whole response is then in this machine's memory instead of the broker's. What it takes
+    in is up to twice as much, its own overhead included; what is set is cut to net.core.rmem_max.
     """
+    size = buffer_bytes(connections)
     with suppress(OSError):  # gone already: who reads from it will see
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes(connections))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)

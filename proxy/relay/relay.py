@@ -11,10 +11,10 @@ from functools import partial
 
 from structlog import get_logger
 
-from proxy.cluster.dial import handshake, limit_unsent, tune
+from proxy.cluster.dial import handshake, tune
 from proxy.cluster.upstream import LOCAL, Address, UpstreamError
 from proxy.relay.brokers import Brokers
-from proxy.relay.channel import Channel, bound_receive_buffer, receive_bytes
+from proxy.relay.channel import Channel, bound_buffers
 from proxy.relay.connection import Connection
 from proxy.relay.connection_list import ConnectionList
 from proxy.relay.lifecycle import DRAINING
@@ -192,13 +192,12 @@ class Relay:
             return
         try:
             tune(sock)
-            limit_unsent(sock)
         except OSError:  # gone already
             sock.close()
             return
         self._per_ip[origin.ip] += 1
         self.connected_through[origin.name] += 1
-        bound_receive_buffer(sock, self.connected)
+        bound_buffers(sock, self.connected)
         silent = SilentConnection(origin, sock.close, sock)
         self.silent.add(silent)
         self._services.paced_steps.add(partial(self._welcome, sock, silent), origin.ip)
@@ -317,10 +316,7 @@ class Relay:
         if failure is not None:
             event = "broker not reached, a bootstrap server stands in"
             self._services.count_upstream_error(failure.reason, node_id, event, detail=str(failure))
-        bound_receive_buffer(channel.sock, self.connected)
-        # Unlike for clients: a broker reads on, and large requests go out in fewer pieces.
-        with suppress(OSError):  # gone already
-            limit_unsent(channel.sock, receive_bytes(self.connected))
+        bound_buffers(channel.sock, self.connected)
         return channel
 
     def _advertise(

@@ -8,12 +8,11 @@ import pytest
 from relaylab import frames
 from relaylab.lab import open_lab, slow_client, until
 
-from proxy.cluster.dial import MAX_UNSENT_BYTES
 from proxy.relay.channel import (
-    MAX_RECEIVE_BYTES,
-    MIN_RECEIVE_BYTES,
-    SHARED_RECEIVE_BYTES,
-    receive_bytes,
+    MAX_BUFFER_BYTES,
+    MIN_BUFFER_BYTES,
+    SHARED_BUFFER_BYTES,
+    buffer_bytes,
 )
 
 BIG_BYTES = 64 << 20
@@ -25,20 +24,20 @@ KERNEL_FACTOR = 2
 @pytest.mark.parametrize(
     ("connections", "expected_bytes"),
     [
-        pytest.param(0, MAX_RECEIVE_BYTES, id="none"),
-        pytest.param(1, MAX_RECEIVE_BYTES, id="the first"),
-        pytest.param(12, MAX_RECEIVE_BYTES, id="the last with all it could use"),
-        pytest.param(128, SHARED_RECEIVE_BYTES // 128, id="a share"),
-        pytest.param(192, MIN_RECEIVE_BYTES, id="the last share"),
-        pytest.param(10_000, MIN_RECEIVE_BYTES, id="never less"),
+        pytest.param(0, MAX_BUFFER_BYTES, id="none"),
+        pytest.param(1, MAX_BUFFER_BYTES, id="the first"),
+        pytest.param(12, MAX_BUFFER_BYTES, id="the last with all it could use"),
+        pytest.param(128, SHARED_BUFFER_BYTES // 128, id="a share"),
+        pytest.param(192, MIN_BUFFER_BYTES, id="the last share"),
+        pytest.param(10_000, MIN_BUFFER_BYTES, id="never less"),
     ],
 )
 def test_the_receive_buffer_gets_smaller_with_the_connections(connections, expected_bytes):
-    assert receive_bytes(connections) == expected_bytes
+    assert buffer_bytes(connections) == expected_bytes
 
 
 def test_what_five_hundred_connections_take_in():
-    total = sum(KERNEL_FACTOR * receive_bytes(number) for number in range(1, 501))
+    total = sum(KERNEL_FACTOR * buffer_bytes(number) for number in range(1, 501))
     assert total <= 150_000_000
 
 
@@ -49,13 +48,9 @@ async def test_both_sockets_of_a_connection_are_bounded():
         await until(lambda: connection.upstream is not None)
         for channel in (connection.channel, connection.upstream):
             size = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-            assert size == KERNEL_FACTOR * min(MAX_RECEIVE_BYTES, LARGEST_RECEIVE_BYTES)
-        for channel, expected_bytes in (
-            (connection.channel, MAX_UNSENT_BYTES),
-            (connection.upstream, MAX_RECEIVE_BYTES),
-        ):
+            assert size == KERNEL_FACTOR * min(MAX_BUFFER_BYTES, LARGEST_RECEIVE_BYTES)
             unsent = channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-            assert unsent == expected_bytes
+            assert unsent == MAX_BUFFER_BYTES
 
 
 @pytest.mark.parametrize("rules", [(), (slow_client(),)], ids=["does not read", "is held"])
