@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 FIRST_USUAL_MS = 1.0
-"""Of an answer that may have waited for data, before one showed how long it takes without."""
+"""Of an answer that may have waited for data, before one showed more; of a request without one."""
 
 USUAL_STEP = 1.25
 """Factor by which each answer that shows it moves the usual time: to the median, not to a slow

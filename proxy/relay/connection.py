@@ -372,6 +372,8 @@ class Connection(PairState):
         """Wait for no longer than the client's quotas ask for, which were changed."""
         self.requests.forget_lane()
         self.responses.shorten_hold()
+        if self._gated.waiting and self.waiter.gate is None:  # without a turn, it just waits
+            self._gated.release_now()
         slot, session, charge = self.client.slot, self.client.current, self.muted_for
         if slot is not None and self.crowded.waiting:
             if not self.services.connection_quotas.is_paced(slot):

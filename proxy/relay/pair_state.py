@@ -12,14 +12,14 @@ from proxy.quota.gate import Waiter
 from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
-from proxy.relay.exchange import Exchange
+from proxy.relay.exchange import NO_ACKS, Exchange
 from proxy.relay.lane import Kind, Lane
 from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, Lifecycle, Pause
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession, Identification
 from proxy.relay.shown_frames import ShownFrames
-from proxy.wire.apis import FETCH
+from proxy.wire.apis import FETCH, PRODUCE
 from proxy.wire.frames import RequestHead
 from proxy.wire.produce import ProduceResponseShapes
 
@@ -141,6 +141,13 @@ class PairState:
             self._leave_gate()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
             return False
+        if kind.acks == NO_ACKS and kind.plan.costs_time:
+            owed_ms = session.quotas.owed_ms(REQUEST_PERCENTAGE, exchange.sent_ms)
+            if owed_ms:
+                self.pause(Pause.GATED)
+                self._gated_api = PRODUCE
+                self._wake_at(exchange.sent_ms + owed_ms)
+                return False
         if bounded_by is None:
             return True
         if session.must_go and session.quotas.has(bounded_by):

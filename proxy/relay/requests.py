@@ -6,8 +6,9 @@ from struct import Struct
 
 from metrics.clock import MS_PER_SECOND, clock_ms, cpu_ms
 from metrics.lock_free import REQUESTS, VALUE
+from proxy.quota.busy import FIRST_USUAL_MS
 from proxy.quota.connection_quotas import ConnectionRefused
-from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
+from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
 from proxy.quota.meter import Meter
 from proxy.quota.meters import longest
 from proxy.relay.exchange import NO_ACKS, Exchange, RequestKind
@@ -502,6 +503,8 @@ class RequestFlow(FrameFlow):
                 PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
             )
             if kind.acks == NO_ACKS:  # without a response; what can be held is the next request
+                if kind.session.quotas.has(REQUEST_PERCENTAGE):
+                    kind.session.charge(REQUEST_PERCENTAGE, FIRST_USUAL_MS, exchange.sent_ms)
                 kind.session.count_bytes(PRODUCE, exchange.request_bytes)
                 return
         in_flight = pair.in_flight

@@ -11,7 +11,7 @@ from test_shown_fetch import ShowingInterceptor
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.busy import FIRST_USUAL_MS
 from proxy.quota.entities import BUSY_MS_PER_PERCENT, QuotaKind
-from proxy.quota.rules import Rule
+from proxy.quota.rules import QuotaSettings, Rule
 
 LONG_WAIT_MS = 60_000
 TOOK_MS = 400.0
@@ -95,3 +95,17 @@ async def test_who_is_over_the_bound_has_one_request_under_way():
         assert not broker.unread
         lab.services.reapers.release_all()
         assert await client.frame() == frames.metadata_response(1, {})
+
+
+async def test_requests_without_a_response_count_and_wait():
+    async with open_lab(rules=bounded(1e-9)) as lab:
+        first, second = (frames.produce_request(number, acks=0) for number in (1, 2))
+        client, broker = await lab.pair(first)
+        await client.send(second)
+        await until(lambda: lab.held)
+        await turns(50)
+        assert not broker.unread
+        (row,) = sensors_in_use(lab.services.quotas, clock_ms)
+        assert row.rate * row.window_ms / MS_PER_SECOND * BUSY_MS_PER_PERCENT > 0.9 * FIRST_USUAL_MS
+        lab.services.quotas.update(QuotaSettings())
+        assert await broker.frame() == second

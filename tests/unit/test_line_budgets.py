@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(830, 650),
     "proxy/admin": Budget(6510, 4250),
     "proxy/config": Budget(2580, 2150),
-    "proxy/relay": Budget(6565, 4300),
+    "proxy/relay": Budget(6575, 4300),
     "proxy/usage": Budget(1000, 1000),
     "proxy/pipeline": Budget(3085, 2700),
     "proxy/backpressure": Budget(2520, 1950),
