@@ -108,8 +108,8 @@ class DriverView:
 
     @property
     def interval_ms(self) -> float | None:
-        """What the rule says, else what was learnt or reported; None: not known."""
-        return self.measurements.interval_ms or self.query.trigger_interval_ms
+        """What the rule says, else what was learnt or reported, but for 0 s; None: not known."""
+        return self.measurements.interval_ms or self.query.trigger_interval_ms or None
 
     @property
     def rate(self) -> float | None:

@@ -490,6 +490,7 @@ class RunningPipeline:
         unread = self._unread
         lags: dict[TopicPartition, int] = {}
         for client_id in self._clients(stage):
+            advertised = self._advertised(client_id)
             for key, partition in self._partitions(client_id, topics):
                 if partition.lag_from is None:  # nothing read yet
                     continue
@@ -498,6 +499,8 @@ class RunningPipeline:
                     if now_ms - self._loaded_ms < UNKNOWN_MS:
                         return None
                     continue
+                if key in advertised:  # its last report may have been lost
+                    lag = max(lag - max(advertised[key][1] - partition.lag_from, 0), 0)
                 lags[key] = max(lags.get(key, 0), lag)
                 if key in unread:
                     start, end = unread[key]
@@ -534,17 +537,21 @@ class RunningPipeline:
         """Return what a client's drivers were told in all, and completed of that, in offsets."""
         query = self._registry.query_of(client_id)
         partitions = query.partitions if query is not None else {}
+        offered = done = 0
+        for key, (end, idle_at) in self._advertised(client_id).items():
+            completed = partitions[key].committed_to if key in partitions else None
+            offered += end  # and where nothing is known all was completed
+            done += end if completed is None else min(end, max(completed, idle_at))
+        return offered, done
+
+    def _advertised(self, client_id: str) -> dict[TopicPartition, tuple[int, int]]:
+        """Return what a client's drivers were told, and up to where they have said to be idle."""
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for bounded in self._queries_of(client_id):
             for key, advertised in bounded.clamp.advertised.items():
                 end, idle_at = ends.get(key, (0, 0))
                 ends[key] = max(end, advertised.offset), max(idle_at, advertised.idle_offset)
-        offered = done = 0
-        for key, (end, idle_at) in ends.items():
-            completed = partitions[key].committed_to if key in partitions else None
-            offered += end  # and where nothing is known all was completed
-            done += end if completed is None else min(end, max(completed, idle_at))
-        return offered, done
+        return ends
 
     def _add_batch(
         self,

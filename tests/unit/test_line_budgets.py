@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/config": Budget(2580, 2150),
     "proxy/relay": Budget(6575, 4300),
     "proxy/usage": Budget(1000, 1000),
-    "proxy/pipeline": Budget(3085, 2700),
+    "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2520, 1950),
     "proxy/quota": Budget(5595, 3100),
     "proxy/progress": Budget(3725, 2950),

@@ -1,7 +1,7 @@
 """The trigger interval, from when batches begin or from what the listener says."""
 
 import pytest
-from backpressure_parts import BackpressureWorld, rule
+from backpressure_parts import BackpressureWorld, ask, rule, tell_earliest, told
 
 EVERY_750_MS = {"kind": "processing_time", "interval_ms": 750.0}
 
@@ -45,3 +45,22 @@ def test_what_the_rule_says_counts_more():
     world = BackpressureWorld(rule(batch_interval_ms=3000.0))
     world.start(trigger=EVERY_750_MS)
     assert world.query_backpressure.measurements.interval_ms == 3000.0
+
+
+@pytest.mark.parametrize("estimator", ["cost", "pid"])
+def test_a_query_without_a_trigger_goes_on_while_records_come(estimator):
+    """Spark says that the interval is 0 s: which one the batches keep to is still to be learnt."""
+    world = BackpressureWorld(rule(batch_interval_ms=None, estimator=estimator))
+    lookups = world.lookups()
+    world.start(trigger={"kind": "processing_time", "interval_ms": 0})
+    tell_earliest(world, lookups, {0: 0})
+    done = 0
+    for number in range(20):
+        end = 1000 + 300 * number
+        lookups.wait_ms(ask({0: end}, correlation_id=4 * number), world.now_ms)
+        read_to = told(world, lookups, {0: end}, correlation_id=4 * number)[0]
+        world.pass_ms(300)
+        if read_to > done:
+            world.batch({0: read_to}, ms=300, bytes_read=100 * (read_to - done))
+            done = read_to
+    assert done == end

@@ -1,5 +1,6 @@
 """What is a bound is kept: batch by batch, in virtual time, whoever is down or slow or late."""
 
+import math
 import random
 from contextlib import contextmanager
 
@@ -108,6 +109,28 @@ def test_lag_is_never_above_max_lag_and_what_was_held_goes_on_at_once(tmp_path):
         made.run(60, lambda: one.lag < 2 * PER_S)
         assert one.lag < 2 * PER_S, "what waited for the first stage is done"
     assert max(seen) == MAX_LAG
+
+
+def test_a_lost_report_of_the_last_batch_does_not_hold_the_stage_before_for_ever(tmp_path):
+    """Its driver died between the commit and the report, and begins again with nothing to read."""
+    made, one, two = plant(tmp_path, max_lag=MAX_LAG)
+    made.run(10)
+    two.stop()
+    made.run(60)
+    assert two.lag == MAX_LAG
+    two.late_ms = math.inf
+    two.start()
+    made.run(3 * TRIGGER_S, lambda: not two.lag)
+    for partition in made.world.registry.query_of("two").partitions.values():
+        partition.read_ms = made.world.now_ms
+    two.stop()
+    two.start()
+    made.run(3 * TRIGGER_S)
+    batches = len(one.batches)
+    assert made.world.pressed("one").ceiling == 0, "nobody has said that all was read"
+    made.world.report("two", "idle")
+    made.run(3 * TRIGGER_S)
+    assert len(one.batches) > batches
 
 
 def test_a_slow_stage_is_kept_at_work_within_the_bound(tmp_path):
