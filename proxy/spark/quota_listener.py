@@ -203,7 +203,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._changed = Condition()
         self._number = 0
         self._breaks = 0  # how often the proxy was found to be away
-        self._asked: SimpleQueue[_Run] = SimpleQueue()
+        self._asked: SimpleQueue[_Run | None] = SimpleQueue()  # None: the end
         self._looking: set[_Run] = set()  # runs that Spark is asked for and has not answered
         self._looker: Thread | None = None  # one of its own, as Spark may be slow
         self._logged: set[str] = set()
@@ -224,6 +224,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
                 self._deadline_s = time.monotonic() + timeout_s
             self._changed.notify_all()
         self._thread.join(timeout_s)
+        self._asked.put(None)
         return not self._thread.is_alive() and self.dropped == dropped
 
     def _end(self) -> None:
@@ -296,8 +297,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
     # In the thread that looks, made when it is wanted
 
     def _look_on(self) -> None:
-        while True:
-            run = self._asked.get()
+        while (run := self._asked.get()) is not None:
             asked_s = time.monotonic()
             look = _look_at(run.query_id, run.run_id, run.batch_id)
             seen_s = time.monotonic()

@@ -1,6 +1,7 @@
 """Signs of life: which runs live, told to a proxy that comes back, and now and then."""
 
 import logging
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -107,6 +108,22 @@ def test_each_run_that_lives_is_told_now_and_then(
     listener.onQueryTerminated(again.terminated())
     assert listener.close(10)
     assert receiver.numbers() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_closed_listener_leaves_no_thread(
+    receiver: Receiver, listen: Listen, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_every(monkeypatch, 0.0)
+    before = set(threading.enumerate())
+    listener = listen()
+    listener.onQueryStarted(run.started())
+    wait_for_heartbeats(receiver, 1)
+    made = set(threading.enumerate()) - before
+    assert listener.close(10)
+    for thread in made:
+        if thread.name.startswith("quota-listener"):
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def test_a_proxy_that_knows_no_heartbeats_hears_one_for_each_connection(
