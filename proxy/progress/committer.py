@@ -1,6 +1,7 @@
 """Commits what queries have completed to their consumer groups, each group by itself."""
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,10 @@ MAX_BACKOFF_S = 30.0
 
 ROUND_TIMEOUT_S = 30.0
 """For everything that one commit of a group takes."""
+
+READ_AGAIN_S = 3600.0
+"""Between two looks at all that a group has: Kafka forgets what has not moved for a week, and what
+was of a topic that is deleted."""
 
 FLUSH_RETRY_S = 0.2
 """Between two tries when there is little time left."""
@@ -95,8 +100,9 @@ class Committer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    for group, due in self._due():
-                        if group.may_try(due):
+                    due = dict(self._due())
+                    for group in self._groups.values():
+                        if group.may_try(due.get(group, {})):
                             group.task = tasks.create_task(group.commit())
                     await asyncio.sleep(COMMIT_INTERVAL_S)
         finally:
@@ -151,7 +157,8 @@ class _GroupCommitter:
     task: asyncio.Task[None] | None = None
     """The latest commit of `Committer.run`."""
     _read: set[TopicPartition] = field(default_factory=set)
-    """It is known what the group had committed of these before our first commit."""
+    """It is known what the group had committed of these before our first commit, or lately."""
+    _read_again_s: float = math.inf
     _refused: dict[TopicPartition, _RefusedCommit] = field(default_factory=dict)
     _backoff_s: float = 0.0
     _again_s: float = 0.0
@@ -161,7 +168,7 @@ class _GroupCommitter:
     def may_try(self, due: Mapping[TopicPartition, int]) -> bool:
         """Return whether there is something to do, and it is time for it."""
         is_time = not self._lock.locked() and _now_s() >= self._again_s
-        return is_time and bool(self._to_try(due))
+        return is_time and (bool(self._to_try(due)) or _now_s() >= self._read_again_s)
 
     async def commit(self) -> None:
         """Try once to commit what is due, and report how it went."""
@@ -207,11 +214,15 @@ class _GroupCommitter:
     async def _try(self) -> None:
         """Commit what is due. First read where the group is: what moves it back is due no more."""
         tried = self._to_try(self._due())  # what was due before may be behind by now
-        if new := tried.keys() - self._read:
-            offsets = await self._read_offsets(new, tried)
+        again = self._read if _now_s() >= self._read_again_s else ()
+        if asked := {*again, *(tried.keys() - self._read)}:
+            offsets = await self._read_offsets(asked, tried)
             self._read |= offsets.keys()
             has = {part: offset for part, offset in offsets.items() if offset != _NO_OFFSET}
             self._registry.group_has(self.name, has)
+            self._registry.group_lacks(self.name, offsets.keys() - has.keys())
+            if again or math.isinf(self._read_again_s):
+                self._read_again_s = _now_s() + READ_AGAIN_S
             tried = self._to_try(self._due())
         tried = {part: offset for part, offset in tried.items() if part in self._read}
         taken: dict[TopicPartition, int] = {}
@@ -249,7 +260,7 @@ class _GroupCommitter:
             ((topic.name, row.partition_index), row) for topic in topics for row in topic.partitions
         ]
         for part, row in rows:
-            if row.error_code:
+            if row.error_code and part in tried:
                 reason = self._check(row.error_code)
                 before = self._refused.get(part)
                 pause_s = _longer(before.backoff_s if before else 0.0)

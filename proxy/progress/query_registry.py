@@ -8,7 +8,7 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Protocol
 
@@ -529,6 +529,13 @@ class QueryRegistry(KeptParts[QueryProgress]):
         if (query := self._groups.get(group)) is not None:
             for key in offsets.keys() & query.partitions.keys():
                 query.partitions[key].group_offset = offsets[key]
+
+    def group_lacks(self, group: str, keys: Set[TopicPartition]) -> None:
+        """Record that a group has nothing of these partitions: what is completed is due."""
+        if (query := self._groups.get(group)) is not None:
+            for key in keys & query.partitions.keys():
+                query.partitions[key].group_offset = None
+                self._commit_later(query, key)
 
     def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
         """Record that these offsets are in the group: they are due no more."""

@@ -4,7 +4,7 @@ import asyncio
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,10 @@ class Book:
     def group_has(self, group: str, offsets: Mapping[Partition, int]) -> None:
         self.told.setdefault(group, []).append(dict(offsets))
         self.in_group.setdefault(group, {}).update(offsets)
+
+    def group_lacks(self, group: str, keys: Set[Partition]) -> None:
+        for key in keys & self.in_group.get(group, {}).keys():
+            del self.in_group[group][key]
 
     def committed(self, group: str, offsets: Mapping[Partition, int], now_ms: float) -> None:
         assert self.began_ms <= now_ms <= time.monotonic() * 1000
@@ -233,6 +237,21 @@ def _poll_until(consumer: Consumer, assigned: list[object]) -> None:
     while not assigned and time.monotonic() < deadline:
         consumer.poll(0.1)
     assert assigned
+
+
+async def test_what_kafka_has_forgotten_is_committed_again(
+    kafka: EmbeddedBroker, topic: Callable[..., str], book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_AGAIN_S", 0.3)
+    name = topic(2)
+    book.completed["forgotten"] = {(name, 0): 1, (name, 1): 2}
+    async with at_work(committing(book, Access(kafka.bootstrap)).run()):
+        await eventually(lambda: not book.groups_due, "committed")
+        with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+            deleted = admin.delete_consumer_groups(["forgotten"])["forgotten"]
+            await asyncio.to_thread(deleted.result, 30)
+        await eventually(lambda: len(book.taken) > 1, "committed again")
+    assert offsets_of(kafka.bootstrap, "forgotten") == book.completed["forgotten"]
 
 
 async def test_a_topic_is_deleted_and_made_anew(
