@@ -455,7 +455,7 @@ class RequestFlow(FrameFlow):
                 self._need_more(view)
                 return False
             if walks:
-                session.topics.asks(kind.version, view[start:frame_bytes])
+                session.topics.asks(kind.version, view[start:frame_bytes], exchange.sent_ms)
                 topics = session.topics.fetched(exchange.sent_ms)
         elif api_key == PRODUCE and walks:
             sizes = self._read_topics(exchange, view)
