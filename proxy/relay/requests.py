@@ -44,11 +44,12 @@ from proxy.wire.apis import (
 )
 from proxy.wire.fetch import TopicKey, fetch_limit_at, fetch_limits, lower_fetch_bytes
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head, read_request_int
+from proxy.wire.layout import TooManyElements
 from proxy.wire.produce import names_one_topic, read_produced_bytes
 
 MAX_SEEN_BYTES, MAX_SEEN_ASK_BYTES = 4 << 20, 512 << 10
 """The longest Produce request, and Fetch or ListOffsets, that an interceptor is shown: four times
-what producers send by default, and some 10,000 partitions."""
+what producers send by default, and some 10,000 partitions. Of more than MAX_ELEMENTS none."""
 
 MAX_ASKED_BYTES = 64 << 10
 """The longest Fetch that is read for the topics that it asks for: some 2,000 partitions."""
@@ -316,8 +317,8 @@ class RequestFlow(FrameFlow):
             return frame_bytes
         taken = self._forward(view, frame_bytes)
         exchange.timed.sent_on(clock_ms())
-        assert exchange.seen is not None
-        exchange.seen.sent()
+        if exchange.seen is not None:
+            exchange.seen.sent()
         return taken
 
     def _sample(self, exchange: Exchange, view: memoryview, weight: int) -> None:
@@ -547,6 +548,8 @@ class RequestFlow(FrameFlow):
             pair.in_flight.pop()
             pair.send_on()
             return False
+        except TooManyElements:  # it passes unread, as one that is too long
+            return True
         if exchange.seen.answer is None:
             return True
         pair.own_answers += 1

@@ -20,7 +20,7 @@ from proxy.quota.meters import ThrottleTime, longest
 from proxy.wire.fetch import NO_SESSION, FetchedPartition, TopicKey, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import MalformedFrame
-from proxy.wire.layout import Buffer
+from proxy.wire.layout import Buffer, TooManyElements
 
 MAX_ASKED, MAX_ASKED_TOPICS = 10_000, 100
 """Partitions and topics that are kept of a fetch session. A topic is looked up for each Fetch, and
@@ -67,7 +67,10 @@ class TopicTraffic:
         """
         try:
             ask = read_fetch_request(version, body)
-        except MalformedFrame:  # the broker says so, or it is too long to be kept
+        except (
+            MalformedFrame,
+            TooManyElements,
+        ):  # the broker says so, or it is too long to be kept
             self._guess(now_ms)
             return
         if ask.is_full:

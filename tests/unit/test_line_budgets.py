@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(830, 650),
     "proxy/admin": Budget(6510, 4250),
     "proxy/config": Budget(2580, 2150),
-    "proxy/relay": Budget(6545, 4300),
+    "proxy/relay": Budget(6551, 4300),
     "proxy/usage": Budget(1000, 1000),
     "proxy/pipeline": Budget(3085, 2700),
     "proxy/backpressure": Budget(2520, 1950),
@@ -36,7 +36,7 @@ BUDGETS = {
     "proxy/progress": Budget(3725, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5500, 4430
+        5532, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(835, 650),
     "proxy/spark/usage": Budget(1575, 900),
