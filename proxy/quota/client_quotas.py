@@ -119,6 +119,11 @@ class ClientQuotas:
         meter = registry.get(sensor_name(kind, match.entity))
         return meter or registry.get(sensor_name(kind, table.overflow_entity(kind, match)))
 
+    def named_topics(self, kind: QuotaKind) -> tuple[str, ...]:
+        """Return the topics that rules name for this client, and how those begin of prefixes."""
+        rules = self.sensors.table.rules_by_topic(kind, self.identity)
+        return tuple(rule.topic or rule.topic_prefix or "" for rule in rules)
+
     def topic_sensors(self, kind: QuotaKind) -> list[Meter]:
         """Return the sensors of all topics that rules name for this client."""
         rules = self.sensors.table.rules_by_topic(kind, self.identity)

@@ -361,7 +361,7 @@ class RequestFlow(FrameFlow):
         exchange.topic_sizes, exchange.weight = None, 0
         produced = None if session.usage is None else session.usage.produced
         if not weight:  # it is read for the rules, as all are
-            session.topics.begin_write()
+            exchange.topic_charge = session.topics.begin_write(clock_ms())
         for sizes in parts:
             if not weight:
                 charge = session.topics.written(sizes, clock_ms())
@@ -460,7 +460,9 @@ class RequestFlow(FrameFlow):
                 topics = session.topics.fetched(exchange.sent_ms)
         elif api_key == PRODUCE and walks:
             sizes = self._read_topics(exchange, view)
-            topics = session.topics.writes(sizes, exchange.sent_ms)
+            is_short = frame_bytes <= MAX_SEEN_BYTES or names_one_topic(kind.version, view[start:])
+            unread_bytes = 0 if is_short else frame_bytes - len(view)
+            topics = session.topics.writes(sizes, unread_bytes, exchange.sent_ms)
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
             head = exchange.head(exchange.request_bytes)
             timeout = read_request_int(head, view, "session_timeout_ms")

@@ -36,7 +36,7 @@ class TopicTraffic:
 
     __slots__ = (
         *("_asked", "_asked_count", "_guessed", "_is_cut", "_names", "_read", "_sizes"),
-        *("_written", "quotas", "session_id", "walks"),
+        *("_unread", "_written", "quotas", "session_id", "walks"),
     )
 
     def __init__(self, quotas: ClientQuotas, names: TopicNames, walks: Counter) -> None:
@@ -57,6 +57,8 @@ class TopicTraffic:
         """Where all may owe that it has, until a response has shown records."""
         self._written: list[TopicKey] = []
         """The topics of the latest Produce request that it had records of."""
+        self._unread: Mapping[TopicKey, int] = {}
+        """What it may have of others behind what was read."""
         self._sizes: dict[str, FetchSizes] = {}
         """What the responses had for each sensor."""
 
@@ -127,14 +129,28 @@ class TopicTraffic:
         """The topics that a Fetch may bring records of, as far as they are known."""
         return {**self._asked, **self._read} if self._is_cut else self._asked
 
-    def writes(self, sizes: Mapping[TopicKey, int], now_ms: float) -> list[Meter]:
-        """Return the sensors at whose gates a Produce request waits, of these topics."""
-        return self._meters(PRODUCER_BYTE_RATE, (*self._written, *sizes), now_ms)
+    def writes(
+        self, sizes: Mapping[TopicKey, int], unread_bytes: int, now_ms: float
+    ) -> list[Meter]:
+        """Return the sensors at whose gates a Produce request waits, of these topics.
 
-    def begin_write(self) -> None:
-        """Forget which topics the latest Produce request has written to: `written` tells anew."""
+        What will not be read may be of any other one that rules name: each has all of it.
+        """
+        kind = PRODUCER_BYTE_RATE
+        names = self.quotas.named_topics(kind) if unread_bytes else ()
+        last = self._meters(kind, list(sizes)[-1:], now_ms) if names else []  # it has that already
+        others = [each for each in names if self.meter_of(kind, each, now_ms) not in last]
+        self._unread = dict.fromkeys(others, unread_bytes)
+        return self._meters(kind, (*self._written, *sizes, *self._unread), now_ms)
+
+    def begin_write(self, now_ms: float) -> ThrottleTime | None:
+        """Forget which topics the latest Produce request has written to: `written` tells anew.
+
+        Charge what will not be read of this one; return the cost.
+        """
         self.walks.inc()
         self._written = []
+        return self.written(self._unread, now_ms)
 
     def written(self, sizes: Mapping[TopicKey, int], now_ms: float) -> ThrottleTime | None:
         """Charge a part of a Produce request, so many bytes for each topic; return the cost."""

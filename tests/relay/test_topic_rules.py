@@ -299,6 +299,33 @@ async def test_of_a_request_that_is_too_long_the_rest_is_the_topics_that_was_see
         assert MAX_SEEN_BYTES < charged(lab) <= len(request)
 
 
+@pytest.mark.parametrize("rule", [PLENTY, Rule(topic_prefix="ord", bounds=PLENTY.bounds)])
+async def test_what_is_not_read_of_a_request_is_charged_to_all_that_rules_name(rule):
+    """Else who writes a batch of another topic first writes as fast as it can."""
+    async with open_lab(rules=(rule,), read_limit_bytes=2 * MAX_SEEN_BYTES) as lab:
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        request = produce(2, {"clicks": 70_000, "orders": MAX_SEEN_BYTES})
+        sending = asyncio.create_task(client.send(request))
+        assert await broker.receive(len(request)) == request
+        await sending
+        entity = "topic=orders" if rule.topic else "topic=ord"
+        assert MAX_SEEN_BYTES < charged(lab, entity) <= len(request)
+
+
+async def test_of_a_request_that_is_too_long_and_names_one_topic_others_have_nothing():
+    async with open_lab(rules=(PLENTY,), read_limit_bytes=2 * MAX_SEEN_BYTES) as lab:
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        request = produce(2, {"clicks": MAX_SEEN_BYTES})
+        sending = asyncio.create_task(client.send(request))
+        assert await broker.receive(len(request)) == request
+        await sending
+        assert charged(lab) == 0
+
+
 @pytest.mark.parametrize("acks", [0, 1])
 async def test_a_request_for_a_topic_that_owes_waits(acks):
     async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):

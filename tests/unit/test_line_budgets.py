@@ -28,11 +28,11 @@ BUDGETS = {
     "proxy/queries": Budget(830, 650),
     "proxy/admin": Budget(6510, 4250),
     "proxy/config": Budget(2580, 2150),
-    "proxy/relay": Budget(6551, 4300),
+    "proxy/relay": Budget(6569, 4300),
     "proxy/usage": Budget(1000, 1000),
     "proxy/pipeline": Budget(3085, 2700),
     "proxy/backpressure": Budget(2520, 1950),
-    "proxy/quota": Budget(5617, 3100),
+    "proxy/quota": Budget(5622, 3100),
     "proxy/progress": Budget(3725, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
