@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from metrics.exposition import OTHER
+
 from .entities import (
     BUSY_MS_PER_PERCENT,
     CONSUMER_BYTE_RATE,
@@ -13,7 +15,7 @@ from .entities import (
     QuotaKind,
 )
 from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, InFlightFetch, Waiter
-from .meter import Lease, Level, Meter
+from .meter import Lease, Level, Meter, sensor_name
 from .meters import Meters, ThrottleTime
 from .rules import Match
 from .turns import Step, TurnPath
@@ -107,6 +109,31 @@ class ClientQuotas:
             del known[next(iter(known))]
         known[key] = meter
         return meter
+
+    def topic_sensor(self, kind: QuotaKind, topic: str) -> Meter | None:
+        """Return the sensor that a topic has, or would have without room for another one."""
+        table, registry = self.sensors.table, self.sensors.registry
+        match = table.match_topic(kind, self.identity, topic)
+        if match is None:
+            return None
+        meter = registry.get(sensor_name(kind, match.entity))
+        return meter or registry.get(sensor_name(kind, table.overflow_entity(kind, match)))
+
+    def named_topics(self, kind: QuotaKind) -> tuple[str, ...]:
+        """Return the topics that rules name for this client, and how those begin of prefixes."""
+        rules = self.sensors.table.rules_by_topic(kind, self.identity)
+        return tuple(rule.topic or rule.topic_prefix or "" for rule in rules)
+
+    def topic_sensors(self, kind: QuotaKind) -> list[Meter]:
+        """Return the sensors of all topics that rules name for this client."""
+        rules = self.sensors.table.rules_by_topic(kind, self.identity)
+        names = [rule.entity(self.identity, rule.topic or rule.topic_prefix) for rule in rules]
+        starts = (*names, *(f"{OTHER},{rule.shared_entity}" for rule in rules))
+        return [
+            each
+            for each in self.sensors.registry
+            if each.kind is kind and each.entity.startswith(starts) and each.rule.is_by_topic
+        ]
 
     def charge_at(self, meter: Meter, value: float, now_ms: float) -> ThrottleTime | None:
         """Record traffic, as `charge`, at a sensor that `topic_meter` has returned."""

@@ -45,11 +45,12 @@ from proxy.wire.apis import (
 )
 from proxy.wire.fetch import TopicKey, fetch_limit_at, fetch_limits, lower_fetch_bytes
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head, read_request_int
+from proxy.wire.layout import TooManyElements
 from proxy.wire.produce import names_one_topic, read_produced_bytes
 
 MAX_SEEN_BYTES, MAX_SEEN_ASK_BYTES = 4 << 20, 512 << 10
 """The longest Produce request, and Fetch or ListOffsets, that an interceptor is shown: four times
-what producers send by default, and some 10,000 partitions."""
+what producers send by default, and some 10,000 partitions. Of more than MAX_ELEMENTS none."""
 
 MAX_ASKED_BYTES = 64 << 10
 """The longest Fetch that is read for the topics that it asks for: some 2,000 partitions."""
@@ -317,8 +318,8 @@ class RequestFlow(FrameFlow):
             return frame_bytes
         taken = self._forward(view, frame_bytes)
         exchange.timed.sent_on(clock_ms())
-        assert exchange.seen is not None
-        exchange.seen.sent()
+        if exchange.seen is not None:
+            exchange.seen.sent()
         return taken
 
     def _sample(self, exchange: Exchange, view: memoryview, weight: int) -> None:
@@ -361,7 +362,7 @@ class RequestFlow(FrameFlow):
         exchange.topic_sizes, exchange.weight = None, 0
         produced = None if session.usage is None else session.usage.produced
         if not weight:  # it is read for the rules, as all are
-            session.topics.begin_write()
+            exchange.topic_charge = session.topics.begin_write(clock_ms())
         for sizes in parts:
             if not weight:
                 charge = session.topics.written(sizes, clock_ms())
@@ -456,11 +457,13 @@ class RequestFlow(FrameFlow):
                 self._need_more(view)
                 return False
             if walks:
-                session.topics.asks(kind.version, view[start:frame_bytes])
+                session.topics.asks(kind.version, view[start:frame_bytes], exchange.sent_ms)
                 topics = session.topics.fetched(exchange.sent_ms)
         elif api_key == PRODUCE and walks:
             sizes = self._read_topics(exchange, view)
-            topics = session.topics.writes(sizes, exchange.sent_ms)
+            is_short = frame_bytes <= MAX_SEEN_BYTES or names_one_topic(kind.version, view[start:])
+            unread_bytes = 0 if is_short else frame_bytes - len(view)
+            topics = session.topics.writes(sizes, unread_bytes, exchange.sent_ms)
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
             head = exchange.head(exchange.request_bytes)
             timeout = read_request_int(head, view, "session_timeout_ms")
@@ -550,6 +553,8 @@ class RequestFlow(FrameFlow):
             pair.in_flight.pop()
             pair.send_on()
             return False
+        except TooManyElements:  # it passes unread, as one that is too long
+            return True
         if exchange.seen.answer is None:
             return True
         pair.own_answers += 1

@@ -5,6 +5,7 @@ comes next: the next response, and at the sensor's gate the next Fetch that asks
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
 from typing import Final
 
 from prometheus_client import Counter
@@ -16,14 +17,15 @@ from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKi
 from proxy.quota.gate import FetchSizes, InFlightFetch
 from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime, longest
-from proxy.wire.fetch import FetchedPartition, TopicKey, read_fetch_request
+from proxy.wire.fetch import NO_SESSION, FetchedPartition, TopicKey, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import MalformedFrame
-from proxy.wire.layout import Buffer
+from proxy.wire.layout import Buffer, TooManyElements
 
 MAX_ASKED, MAX_ASKED_TOPICS = 10_000, 100
 """Partitions and topics that are kept of a fetch session. A topic is looked up for each Fetch, and
-a new sensor takes some 0.1 ms. Of further ones those are waited for that responses have shown."""
+a new sensor takes some 0.1 ms. Of further topics as many are waited for at most that have sensors,
+or that responses have shown: those that owe most."""
 
 RECORDS_BYTES: Final = 5
 """Where a FetchedPartition has the bytes of its records."""
@@ -33,8 +35,8 @@ class TopicTraffic:
     """The topics of one connection, as far as its client has rules that name any."""
 
     __slots__ = (
-        *("_asked", "_asked_count", "_is_cut", "_names", "_read", "_sizes", "_written"),
-        *("quotas", "walks"),
+        *("_asked", "_asked_count", "_guessed", "_is_cut", "_names", "_read", "_sizes"),
+        *("_unread", "_written", "quotas", "session_id", "walks"),
     )
 
     def __init__(self, quotas: ClientQuotas, names: TopicNames, walks: Counter) -> None:
@@ -45,32 +47,48 @@ class TopicTraffic:
         self._asked: dict[TopicKey, set[int]] = {}
         """The partitions of the fetch session."""
         self._asked_count = 0
+        self.session_id = NO_SESSION
+        """What the latest response calls it."""
         self._is_cut = False
         """Whether it is not known as a whole: then it has what its responses have shown, too."""
         self._read: dict[TopicKey, None] = {}
-        """The topics that these had records of."""
+        """The topics that these had records of, and those asked for that are not kept."""
+        self._guessed: list[Meter] = []
+        """Where all may owe that it has, until a response has shown records."""
         self._written: list[TopicKey] = []
         """The topics of the latest Produce request that it had records of."""
+        self._unread: Mapping[TopicKey, int] = {}
+        """What it may have of others behind what was read."""
         self._sizes: dict[str, FetchSizes] = {}
         """What the responses had for each sensor."""
 
-    def asks(self, version: int, body: Buffer) -> None:
-        """Record what a Fetch request asks for; nothing of one that is not there as a whole.
+    def asks(self, version: int, body: Buffer, now_ms: float) -> None:
+        """Record what a Fetch request asks for; of one that is not there as a whole all it may.
 
         A session (KIP-227) has what its first request names, and what the others add to it.
         """
         try:
             ask = read_fetch_request(version, body)
-        except MalformedFrame:  # the broker says so, or it is too long to be kept
-            self._is_cut = True
+        except (
+            MalformedFrame,
+            TooManyElements,
+        ):  # the broker says so, or it is too long to be kept
+            self._guess(now_ms)
             return
         if ask.is_full:
             self._asked, self._asked_count, self._is_cut = {}, 0, False
+            self._read, self._guessed = {}, []
+        elif ask.session_id != self.session_id:  # begun on another connection
+            self._guess(now_ms)
+        latest: TopicKey | None = None
         for topic, index, _ in ask.positions:
             is_full = topic not in self._asked and len(self._asked) >= MAX_ASKED_TOPICS
             if is_full or self._asked_count >= MAX_ASKED:
                 self._is_cut = True
-                break
+                if topic != latest:
+                    self._show(topic, now_ms)
+                latest = topic
+                continue
             known = self._asked.setdefault(topic, set())
             self._asked_count += index not in known
             known.add(index)
@@ -82,19 +100,57 @@ class TopicTraffic:
                 if not known:
                     del self._asked[topic]
 
+    def _guess(self, now_ms: float) -> None:
+        """Take all that rules bound by topic for what the session may have."""
+        self._is_cut = True
+        meters = self.quotas.topic_sensors(CONSUMER_BYTE_RATE)
+        self._guessed = nlargest(MAX_ASKED_TOPICS, meters, lambda each: each.owed_ms(now_ms))
+
+    def _show(self, topic: TopicKey, now_ms: float) -> None:
+        """Wait for a topic, too, if it has a sensor; of too many for those that owe most."""
+        if topic in self._read or self._sensor(topic) is None:
+            return
+        if len(self._read) >= MAX_ASKED_TOPICS:
+            owed_ms = {
+                each: meter.owed_ms(now_ms) for each in self._read if (meter := self._sensor(each))
+            }
+            self._read = dict.fromkeys(
+                nlargest(MAX_ASKED_TOPICS // 2, owed_ms, owed_ms.__getitem__)
+            )
+        self._read[topic] = None
+
+    def _sensor(self, topic: TopicKey) -> Meter | None:
+        """Return the sensor that a topic has already."""
+        name = topic if isinstance(topic, str) else self._names.known.get(topic)
+        return None if name is None else self.quotas.topic_sensor(CONSUMER_BYTE_RATE, name)
+
     @property
     def _waited_for(self) -> Iterable[TopicKey]:
         """The topics that a Fetch may bring records of, as far as they are known."""
         return {**self._asked, **self._read} if self._is_cut else self._asked
 
-    def writes(self, sizes: Mapping[TopicKey, int], now_ms: float) -> list[Meter]:
-        """Return the sensors at whose gates a Produce request waits, of these topics."""
-        return self._meters(PRODUCER_BYTE_RATE, (*self._written, *sizes), now_ms)
+    def writes(
+        self, sizes: Mapping[TopicKey, int], unread_bytes: int, now_ms: float
+    ) -> list[Meter]:
+        """Return the sensors at whose gates a Produce request waits, of these topics.
 
-    def begin_write(self) -> None:
-        """Forget which topics the latest Produce request has written to: `written` tells anew."""
+        What will not be read may be of any other one that rules name: each has all of it.
+        """
+        kind = PRODUCER_BYTE_RATE
+        names = self.quotas.named_topics(kind) if unread_bytes else ()
+        last = self._meters(kind, list(sizes)[-1:], now_ms) if names else []  # it has that already
+        others = [each for each in names if self.meter_of(kind, each, now_ms) not in last]
+        self._unread = dict.fromkeys(others, unread_bytes)
+        return self._meters(kind, (*self._written, *sizes, *self._unread), now_ms)
+
+    def begin_write(self, now_ms: float) -> ThrottleTime | None:
+        """Forget which topics the latest Produce request has written to: `written` tells anew.
+
+        Charge what will not be read of this one; return the cost.
+        """
         self.walks.inc()
         self._written = []
+        return self.written(self._unread, now_ms)
 
     def written(self, sizes: Mapping[TopicKey, int], now_ms: float) -> ThrottleTime | None:
         """Charge a part of a Produce request, so many bytes for each topic; return the cost."""
@@ -104,7 +160,8 @@ class TopicTraffic:
 
     def fetched(self, now_ms: float) -> list[Meter]:
         """Return the sensors at whose gates a Fetch waits, of the topics that it asks for."""
-        return self._meters(CONSUMER_BYTE_RATE, self._waited_for, now_ms)
+        found = self._meters(CONSUMER_BYTE_RATE, self._waited_for, now_ms)
+        return list(dict.fromkeys((*found, *self._guessed))) if self._guessed else found
 
     def expect(self, granted_bytes: int, now_ms: float, *, holds: bool) -> tuple[int, "TopicFetch"]:
         """Return how many bytes a Fetch may ask for, and what counts and walks its response.
@@ -115,6 +172,7 @@ class TopicTraffic:
         if len(self._sizes) >= MAX_ASKED:
             self._sizes.clear()
         found = [self.meter_of(CONSUMER_BYTE_RATE, each, now_ms) for each in self._waited_for]
+        found += self._guessed
         sizes = {
             meter: self._sizes.setdefault(meter.name, FetchSizes())
             for meter in found
@@ -134,15 +192,16 @@ class TopicTraffic:
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
-        topics = self._waited_for if kind is CONSUMER_BYTE_RATE else self._written
-        meters = self._meters(kind, topics, now_ms)
+        is_read = kind is CONSUMER_BYTE_RATE
+        meters = self.fetched(now_ms) if is_read else self._meters(kind, self._written, now_ms)
         return max((each.owed_ms(now_ms) for each in meters if each.is_enforced), default=0.0)
 
     def read(self, topic: TopicKey, size: int, now_ms: float) -> None:
         """Charge what a response has of a topic."""
-        if self._is_cut and len(self._read) < MAX_ASKED:
-            self._read[topic] = None
         self._charge(CONSUMER_BYTE_RATE, topic, size, now_ms)
+        if self._is_cut:
+            self._guessed = []
+            self._show(topic, now_ms)
 
     def meter_of(self, kind: QuotaKind, topic: TopicKey, now_ms: float) -> Meter | None:
         """Return the sensor of a topic; None where no rule is for it, or its name is not known."""
@@ -184,6 +243,11 @@ class TopicFetch(FetchObserver):
     def charge(self, now_ms: float) -> ThrottleTime | None:
         """Return how to hold the response for what was read before it."""
         return longest(self._traffic.quotas.owed_at(each, now_ms) for each in self._fetches)
+
+    def session(self, error_code: int, session_id: int) -> None:
+        """See FetchObserver."""
+        if not error_code:
+            self._traffic.session_id = session_id
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""

@@ -12,6 +12,7 @@ from proxy.wire.layout import (
     Buffer,
     PartitionFields,
     PartitionRow,
+    TooManyElements,
     request_layout,
     request_partitions,
 )
@@ -85,7 +86,8 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
     """Return what a request asks for; `body` starts behind the request's header.
 
     Null arrays read as empty, a null name as the empty string. What follows the partitions is left
-    to the broker. Raises MalformedFrame; ValueError for a version that the schemas do not know.
+    to the broker. Raises MalformedFrame and TooManyElements; ValueError for a version that the
+    schemas do not know.
     """
     head, topics, forgotten = _request_form(version)
     view = memoryview(body)
@@ -100,6 +102,8 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
         pos = topics.read_array(view, head.size, asked)
         if forgotten is not None:
             forgotten.read_array(view, pos, gone)
+    except TooManyElements:
+        raise
     except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a Fetch request: {error}") from None
     if len(asked) == 1 and not gone:

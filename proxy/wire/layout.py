@@ -55,15 +55,24 @@ MAX_UVARINT_BYTES = 5
 """Kafka's varints hold 32 bits, seven in each byte (KIP-482)."""
 MAX_TAGS = 64
 """Tagged fields of one record. Kafka's own records have less than ten; each takes a microsecond."""
+MAX_ELEMENTS = 10_000
+"""Topics, partitions and tagged fields of a request that are read at once, in some 10 ms."""
+LEAST_TAG_BYTES = 2
+"""Of a tagged field: its number and length."""
 MAX_TOPIC_BYTES = 249
 """Of a topic's name: brokers have no longer ones."""
 MAX_KNOWN, MAX_KNOWN_MESSAGE_BYTES = 1024, 256
 """How many messages of a kind are kept to know others like them, and the longest of these."""
+_ANY_COUNT = 2**31 - 1
 _MAX_UVARINT = 2**32 - 1
 VARINT_MORE, VARINT_PAYLOAD, VARINT_PAYLOAD_BITS = 0x80, 0x7F, 7
 _NULL_STRUCT = 0xFF
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q", 16: "16s"}
 """Of `struct`, by the size of a field: integers come out signed, ids as bytes."""
+
+
+class TooManyElements(ValueError):  # noqa: N818 - named for what was found
+    """A request has more than MAX_ELEMENTS: what it names is left to the broker."""
 
 
 def read_uvarint(data: Buffer, pos: int) -> tuple[int, int]:
@@ -402,9 +411,17 @@ class PartitionFields:
     which a partition begins, in wire order; those that the version has not are left out.
     """
 
-    def __init__(self, message: RecordLayout, array: str | None, wanted: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        message: RecordLayout,
+        array: str | None,
+        wanted: tuple[str, ...],
+        most: int = _ANY_COUNT,
+    ) -> None:
         arrays = (name for name, node in message.fields.items() if isinstance(node, _Array))
         array = array or next(arrays)
+        self._most = most
+        """So many elements are read; a tagged field counts for each LEAST_TAG_BYTES that it has."""
         before = takewhile(lambda name: name != array, message.fields)
         self._before = _program(message.fields[name] for name in before)
         topics: _Array = message.fields[array]
@@ -444,12 +461,19 @@ class PartitionFields:
         return pos
 
     def read_array(self, data: Buffer, pos: int, found: list[PartitionRow]) -> int:
-        """Add each partition in the array at `pos` to those found; return what is behind."""
+        """Add each partition in the array at `pos` to those found; return what is behind.
+
+        Raises TooManyElements for a request that has more.
+        """
         read_count, read_key, size = self.read_count, self.read_key, self._row.size
+        left = self._most
         topics, pos = read_count(data, pos)
         for _ in range(topics):
             key, pos = read_key(data, pos)
             count, pos = read_count(data, pos)
+            left -= 1 + count if count > 0 else 1
+            if left < 0:
+                raise TooManyElements
             end = pos + count * size
             if (  # all are there and have the same size
                 self._has_rows
@@ -466,9 +490,13 @@ class PartitionFields:
                 for _ in range(count):
                     end = self.partition.skip(data, pos)
                     found.append((key, pos, self.head.unpack_from(data, pos)))
+                    left -= (end - pos - size) // LEAST_TAG_BYTES
+                    if left < 0:
+                        raise TooManyElements
                     pos = end
             if self.is_tagged:
-                pos = skip_tags(data, pos)
+                start, pos = pos, skip_tags(data, pos)
+                left -= (pos - start) // LEAST_TAG_BYTES
         return pos
 
 
@@ -485,7 +513,7 @@ def request_partitions(
     api_key: int, version: int, *wanted: str, array: str | None = None
 ) -> PartitionFields:
     """Return how to read the partitions of a request. Raises as `request_layout` does."""
-    return PartitionFields(request_layout(api_key, version), array, wanted)
+    return PartitionFields(request_layout(api_key, version), array, wanted, MAX_ELEMENTS)
 
 
 @cache

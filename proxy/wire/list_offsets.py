@@ -15,6 +15,7 @@ from proxy.wire.layout import (
     UNREADABLE,
     Buffer,
     PartitionFields,
+    TooManyElements,
     request_layout,
     request_partitions,
 )
@@ -55,7 +56,8 @@ class PartitionOffset(NamedTuple):
 def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 0) -> OffsetLookup:
     """Return what a request asks for; `body` starts behind the request's header.
 
-    Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame.
+    Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame and
+    TooManyElements.
     """
     if len(body) <= MAX_KNOWN_MESSAGE_BYTES:
         asked = _read_again(version, bytes(body))
@@ -74,6 +76,8 @@ def _read_request(version: int, body: Buffer) -> tuple[int, Mapping[TopicPartiti
         levels = head.unpack_from(body)
         for topic, _, (index, timestamp) in fields.read(body, 0):
             timestamps[topic, index] = timestamp
+    except TooManyElements:
+        raise
     except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
     return levels[0] if levels else READ_UNCOMMITTED, MappingProxyType(timestamps)

@@ -7,13 +7,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from relaylab import frames
 from relaylab.lab import LIMIT_S, AllShown, fast_client, open_lab, turns, until
+from relaylab.topic_frames import BY_NAME, fetched
 
 from proxy.relay.frame_flow import READ_BYTES
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.requests import MAX_SEEN_ASK_BYTES
-from proxy.wire.layout import write_uvarint
+from proxy.wire.apis import FETCH
+from proxy.wire.fetch import read_fetch_request
+from proxy.wire.layout import MAX_ELEMENTS, write_uvarint
 
 PATHS = ["splice", "copy"]
 NODES = {1: ("broker.internal", 9092)}
@@ -214,3 +217,23 @@ async def test_a_request_for_more_partitions_than_are_kept_is_not_read(more, is_
         await broker.send(frames.fetch_partitions(2, [b""], {})[0])
         await client.frame()
     assert ((2, "asked") in log) is is_shown
+
+
+async def test_a_request_for_more_topics_than_are_read_at_once_passes_unread():
+    """Three bytes are enough for one without partitions."""
+    topics = write_uvarint(MAX_ELEMENTS + 2) + b"\1\1\0" * (MAX_ELEMENTS + 1)
+    request = frames.request(FETCH, BY_NAME, 2, bytes(25) + topics + b"\1\1\0")
+
+    class Reading(ShowingInterceptor):
+        def request(self, head, frame, now_ms):
+            read_fetch_request(head.api_version, frame[head.header_end :])
+            return super().request(head, frame, now_ms)
+
+    log = []
+    async with open_lab() as lab, asyncio.timeout(LIMIT_S):
+        lab.services.interceptor = lambda *_: Reading(log)
+        client, broker = await lab.pair(request)
+        response = fetched(2, {"orders": 1})
+        await broker.send(response)
+        assert await client.frame() == response
+    assert not log

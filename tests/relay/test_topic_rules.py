@@ -158,6 +158,64 @@ async def test_behind_many_topics_a_fetch_waits_for_what_its_responses_have_show
         assert not broker.unread
 
 
+MANY = [f"t{number}" for number in range(MAX_ASKED_TOPICS)]
+LONG = [f"clicks-{number}" for number in range(2000)]
+
+
+@pytest.mark.parametrize("rule", ["of the topic", "of a prefix"])
+@pytest.mark.parametrize("before", [MANY, LONG], ids=["many", "too many to be read"])
+async def test_a_new_connection_waits_for_a_topic_that_owes_behind_many_others(before, rule):
+    """Else who connects anew for each Fetch would read it as fast as it can."""
+    bounds = {CONSUMER: 1.0}
+    prefix = Rule(topic_prefix="ord", bounds=bounds)
+    rules = (Rule(topic="orders", bounds=bounds) if rule == "of the topic" else prefix,)
+    async with open_lab(rules=rules) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await lab.pair(fetch(1, "orders"))
+        await broker.send(fetched(1, {"orders": 5000}))
+        await client.frame()
+        await until(lambda: charged(lab) == 5000)
+        client = await lab.client()
+        sending = asyncio.create_task(client.send(fetch(2, *before, "orders")))
+        await until(lambda: waits(lab) == 1)
+        lab.services.quotas.update(QuotaSettings())
+        await (await lab.broker()).frame()
+        await sending
+
+
+async def test_who_asks_for_many_topics_without_the_one_that_owes_does_not_wait():
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await lab.pair(fetch(1, "orders"))
+        await broker.send(fetched(1, {"orders": 5000}))
+        await client.frame()
+        await until(lambda: charged(lab) == 5000)
+        await lab.pair(fetch(2, *MANY, "clicks"))
+        assert waits(lab) == 0
+
+
+async def test_a_session_that_another_connection_has_begun_waits_for_all_that_owes():
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await lab.pair(fetch(1, "orders", epoch=0))
+        await broker.send(fetched(1, {"orders": 5000}))
+        await client.frame()
+        await until(lambda: charged(lab) == 5000)
+        await (await lab.client()).send(fetch(2, epoch=1))
+        await until(lambda: waits(lab) == 1)
+
+
+async def test_of_topics_that_are_not_kept_those_are_waited_for_that_owe_most():
+    rule = Rule(topic_prefix="o", bounds={CONSUMER: 1000.0})
+    shown = {f"o{number}": 1 for number in range(2 * MAX_ASKED_TOPICS)}
+    async with open_lab(rules=(rule,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await lab.pair(fetch(1, *MANY, "orders", *shown, epoch=0))
+        await broker.send(fetched(1, {"orders": 1_000_000} | shown))
+        await client.frame()
+        await until(lambda: lab.count("topic_walks_total") == 1)
+        await client.send(fetch(2, epoch=1))
+        await until(lambda: waits(lab) == 1)
+        topics = next(each for each in lab.relay.connections).client.current.topics
+        assert len(topics.fetched(clock_ms())) <= MAX_ASKED_TOPICS
+
+
 async def test_what_is_named_by_an_id_is_charged_when_its_name_is_known():
     async with open_lab(rules=(PLENTY,)) as lab:
         client, broker = await lab.pair(fetch(1, ORDERS_ID, version=BY_ID))
@@ -239,6 +297,33 @@ async def test_of_a_request_that_is_too_long_the_rest_is_the_topics_that_was_see
         assert await broker.receive(len(request)) == request
         await sending
         assert MAX_SEEN_BYTES < charged(lab) <= len(request)
+
+
+@pytest.mark.parametrize("rule", [PLENTY, Rule(topic_prefix="ord", bounds=PLENTY.bounds)])
+async def test_what_is_not_read_of_a_request_is_charged_to_all_that_rules_name(rule):
+    """Else who writes a batch of another topic first writes as fast as it can."""
+    async with open_lab(rules=(rule,), read_limit_bytes=2 * MAX_SEEN_BYTES) as lab:
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        request = produce(2, {"clicks": 70_000, "orders": MAX_SEEN_BYTES})
+        sending = asyncio.create_task(client.send(request))
+        assert await broker.receive(len(request)) == request
+        await sending
+        entity = "topic=orders" if rule.topic else "topic=ord"
+        assert MAX_SEEN_BYTES < charged(lab, entity) <= len(request)
+
+
+async def test_of_a_request_that_is_too_long_and_names_one_topic_others_have_nothing():
+    async with open_lab(rules=(PLENTY,), read_limit_bytes=2 * MAX_SEEN_BYTES) as lab:
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        request = produce(2, {"clicks": MAX_SEEN_BYTES})
+        sending = asyncio.create_task(client.send(request))
+        assert await broker.receive(len(request)) == request
+        await sending
+        assert charged(lab) == 0
 
 
 @pytest.mark.parametrize("acks", [0, 1])

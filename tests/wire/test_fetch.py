@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch import FetchRequestPartitions, read_fetch_request
 from proxy.wire.frames import MalformedFrame
+from proxy.wire.layout import MAX_ELEMENTS, MAX_TAGS, TooManyElements, write_uvarint
 
 REQUEST = APIS[FETCH].request
 VERSIONS = range(REQUEST.max_version + 1)
@@ -163,7 +164,7 @@ def test_a_body_cut_off_before_the_end_of_the_partitions_is_refused(version):
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(body=st.binary(max_size=200))
 def test_any_bytes_are_read_or_malformed(version, body):
-    with suppress(MalformedFrame):
+    with suppress(MalformedFrame, TooManyElements):
         read_fetch_request(version, body)
 
 
@@ -174,7 +175,7 @@ def test_spoiled_requests_are_read_or_malformed(filler, version):
         body = bytearray(filler(seed, unknown_tags=True).body(REQUEST, version))
         for _ in range(random.randint(1, 3)):
             body[random.randrange(len(body))] = random.choice((0, 1, 0x7F, 0x80, 0xFF))
-        with suppress(MalformedFrame):
+        with suppress(MalformedFrame, TooManyElements):
             read_fetch_request(version, body)
 
 
@@ -199,6 +200,28 @@ def test_malformed(name):
     with pytest.raises(MalformedFrame) as raised:
         read_fetch_request(version, body)
     assert raised.value.reason == "bad_body"
+
+
+EMPTY_TOPIC = b"\2t\1\0"
+TAG = b"\1\0"
+CROWDED = {
+    "null partitions": write_uvarint(MAX_ELEMENTS + 2) + b"\2t\0\0" * (MAX_ELEMENTS + 1),
+    "topics": write_uvarint(MAX_ELEMENTS + 2) + EMPTY_TOPIC * (MAX_ELEMENTS + 1),
+    "partitions": b"\2\2t" + write_uvarint(MAX_ELEMENTS + 1) + bytes(33 * MAX_ELEMENTS) + b"\0",
+    "tags of partitions": b"\2\2t"
+    + write_uvarint(MAX_ELEMENTS // MAX_TAGS + 1)
+    + (bytes(32) + bytes([MAX_TAGS]) + TAG * MAX_TAGS) * (MAX_ELEMENTS // MAX_TAGS)
+    + b"\0",
+    "tags of topics": write_uvarint(MAX_ELEMENTS // MAX_TAGS + 1)
+    + (b"\2t\1" + bytes([MAX_TAGS]) + TAG * MAX_TAGS) * (MAX_ELEMENTS // MAX_TAGS),
+}
+"""Each has a little more than is read at once, in few bytes."""
+
+
+@pytest.mark.parametrize("what", CROWDED)
+def test_of_more_elements_than_are_read_at_once_none_are(what):
+    with pytest.raises(TooManyElements):
+        read_fetch_request(12, HEAD_12 + CROWDED[what] + b"\1\1\0")
 
 
 @pytest.mark.parametrize("version", [-1, 19, 1000])

@@ -12,7 +12,13 @@ from proxy.wire import fetch, layout, list_offsets
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE, plan_of
 from proxy.wire.fetch import read_fetch_request
 from proxy.wire.frames import MalformedFrame, MalformedResponse
-from proxy.wire.layout import MAX_KNOWN, MAX_KNOWN_MESSAGE_BYTES, KnownMessages, PartitionFields
+from proxy.wire.layout import (
+    MAX_KNOWN,
+    MAX_KNOWN_MESSAGE_BYTES,
+    KnownMessages,
+    PartitionFields,
+    TooManyElements,
+)
 from proxy.wire.list_offsets import read_list_offsets_request, read_list_offsets_response
 from proxy.wire.produce import read_produce_response
 
@@ -187,7 +193,7 @@ def forget_all():
 def outcome(read, version, data):
     try:
         return read(version, data)
-    except (MalformedFrame, MalformedResponse) as error:
+    except (MalformedFrame, MalformedResponse, TooManyElements) as error:
         return type(error), str(error)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, LIST_OFFSETS
 from proxy.wire.frames import MalformedFrame, MalformedResponse
+from proxy.wire.layout import MAX_ELEMENTS, TooManyElements, write_uvarint
 from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,
@@ -186,7 +187,7 @@ def test_garbage_is_refused_or_read_and_nothing_else(version, junk, data):
     frame = bytearray(response_frame(version, partitions))
     start = data.draw(st.integers(0, len(body)))
     for cut in (junk, body[:start], body[:start] + junk, body[:start] + junk + body[start:]):
-        with contextlib.suppress(MalformedFrame):
+        with contextlib.suppress(MalformedFrame, TooManyElements):
             read_list_offsets_request(version, cut)
     start = data.draw(st.integers(0, len(frame)))
     for cut in (junk, frame[:start], frame[:start] + junk, frame[:start] + junk + frame[start:]):
@@ -205,3 +206,9 @@ def test_a_frame_that_is_cut_off_is_refused(version):
     for end in range(len(frame)):
         with pytest.raises(MalformedResponse):
             read_list_offsets_response(version, frame[:end])
+
+
+def test_of_more_topics_than_are_read_at_once_none_are():
+    topics = write_uvarint(MAX_ELEMENTS + 2) + b"\2t\1\0" * (MAX_ELEMENTS + 1)
+    with pytest.raises(TooManyElements):
+        read_list_offsets_request(6, b"\xff\xff\xff\xff\0" + topics + b"\0")
