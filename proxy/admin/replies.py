@@ -99,10 +99,9 @@ def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response
     return answer({"status": "not ready", "reason": not_ready}, 503)
 
 
-def long_answer(body: BytesIO, headers: Mapping[str, str], status: int = 200) -> web.Response:
+def long_answer(body: bytes, headers: Mapping[str, str], status: int = 200) -> web.Response:
     """Return a long body as an answer; aiohttp writes it in pieces, others run in between."""
-    body.seek(0)
-    return web.Response(body=body, headers=headers, status=status)
+    return web.Response(body=BytesIO(body), headers=headers, status=status)
 
 
 async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
@@ -180,7 +179,7 @@ async def scrape_answer(registry: CollectorRegistry, member: str, slices: Slices
     # Not joined in the end: several megabytes take milliseconds.
     async with slices.long_answers:
         await slices.collect(map(body.write, scrape_pieces(registry, member)))
-    return long_answer(body, SCRAPE_HEADERS)
+    return long_answer(body.getvalue(), SCRAPE_HEADERS)
 
 
 def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:

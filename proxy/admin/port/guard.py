@@ -168,8 +168,7 @@ class Guard:
     def _author_of(self, request: web.Request, right: Right, token: AdminToken | None) -> Author:
         """Return who shows a token, or none. Raises ApiError as `_admit`."""
         access = self.access
-        is_open = access.is_open(right, request.path)
-        if not is_open:
+        if not access.is_open(right, request.path):
             _require(token, right, request)
         if token is not None:
             return Author(token.name, request.remote, token.queries, token.has_all_rights)
