@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 
@@ -42,6 +43,7 @@ from proxy.state import StateError
 from proxy.tier import key_rules
 from proxy.tier.group.group_member import MembershipError
 
+STDIN, STDOUT, STDERR = range(3)
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT = 0, 1, 2
 
 FAILURES = (
@@ -55,6 +57,7 @@ _log = structlog.get_logger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0 done, 1 failed while running, 2 bad input."""
+    _have_standard_streams()
     options = _parser().parse_args(arguments)
     try:
         code: int | None = options.command(options)
@@ -77,6 +80,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     finally:
         log_queue.wait_written()
+
+
+def _have_standard_streams() -> None:
+    """Open what of the standard descriptors is closed, and escape what cannot be encoded.
+
+    Else the loop of events gets their numbers, with which it cannot be closed.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(STDIN, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(STDOUT, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:
