@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import MAXYEAR, MINYEAR, datetime
 from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
@@ -154,7 +154,10 @@ def _parser() -> argparse.ArgumentParser:
 def _time(text: str) -> float:
     """Parse a time, of this machine's zone where it names none; return it since the epoch."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        moment = datetime.fromisoformat(text)
+        if not MINYEAR < moment.year < MAXYEAR:  # no calendar has what is before or behind it
+            raise ValueError
+        return moment.timestamp()
     except (ValueError, OverflowError, OSError):
         message = f"{text!r} is not a time such as 2026-11-28T09:00 or 2026-11-28T09:00+01:00"
         raise argparse.ArgumentTypeError(message) from None

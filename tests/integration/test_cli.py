@@ -282,6 +282,29 @@ def test_check_says_when_adaptive_rules_do_not_outlive_a_restart(
     assert ("state.kind is memory: after a restart" in out) is (kind == "memory")
 
 
+WHEN = {"days": "mon", "from": "22:00", "to": "06:00", "timezone": "Europe/Berlin"}
+
+
+@pytest.mark.parametrize(
+    ("at", "code"),
+    [
+        ("9999-12-31T23:59", 2),
+        ("9999-12-31T23:59-12:00", 2),
+        ("0001-01-01T00:00+14:00", 2),
+        ("9998-12-31T23:59-12:00", 0),
+        ("0002-01-01T00:00+14:00", 0),
+    ],
+)
+def test_check_at_the_ends_of_the_calendar(
+    write: Callable[[str], Path], at: str, code: int
+) -> None:
+    rule = {"client-id": "etl", "consumer_byte_rate": "1MiB", "when": WHEN}
+    file = write(yaml.safe_dump(config(NOBODY, rules=[rule])))
+    got, _, err = quota_proxy("check", "-c", file, "--at", at)
+    assert got == code, err
+    assert (f"{at!r} is not a time such as" in err) is (code != 0)
+
+
 def test_check_of_an_unknown_listener(write: Callable[[str], Path]) -> None:
     file = write(yaml.safe_dump(config(NOBODY)))
     code, _, err = quota_proxy("check", "-c", file, "--listener", "nowhere")
