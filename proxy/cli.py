@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import MAXYEAR, MINYEAR, datetime
+from functools import partial
 from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
@@ -22,6 +23,7 @@ import structlog
 import uvloop
 
 from proxy.admin.commands.operator_commands import AdminRefusal, add_commands, number_of
+from proxy.admin.commands.top_tables import printable
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
 from proxy.config.endpoints import MAX_PORT
@@ -224,13 +226,15 @@ def configure_logging(log_format: str) -> None:
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
     ]
     if log_format == "json":
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        processors += [structlog.processors.JSONRenderer()]
     else:
         # The default shows local variables too, and among them may be a password.
         plain, colors = structlog.dev.plain_traceback, log_queue.isatty()
-        processors += [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+        console = partial(structlog.dev.ConsoleRenderer, exception_formatter=plain)
+        processors += [_escape, console(colors=colors, repr_native_str=True)]
     structlog.configure(
         processors=[log_level.process, log_queue.rendering(processors)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
@@ -243,6 +247,13 @@ def configure_logging(log_format: str) -> None:
     sys.excepthook = _log_uncaught
     sys.unraisablehook = threading.excepthook = _log_ignored
     atexit.register(log_queue.wait_written)
+
+
+def _escape(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Leave nothing in what a log line does not quote that steers a terminal, but ends of lines."""
+    for key in event.keys() & {"event", "exception"}:
+        event[key] = "\n".join(map(printable, str(event[key]).split("\n")))
+    return event
 
 
 def _log_uncaught(
