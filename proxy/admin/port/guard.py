@@ -6,6 +6,7 @@ import ipaddress
 import json
 from base64 import b64decode
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from urllib.parse import quote, unquote, urlsplit
@@ -256,10 +257,8 @@ def _shown_token(request: web.Request, right: Right) -> bytes | None:
     if scheme.lower() == _BEARER:
         return shown
     if scheme.lower() == _BASIC and right is Right.READ:
-        try:
+        with suppress(binascii.Error):
             return b64decode(shown, validate=True).partition(b":")[2]
-        except binascii.Error:
-            return None
     return None
 
 
