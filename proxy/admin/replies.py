@@ -137,7 +137,8 @@ def read_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, obj
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", fix) from None
     except ValueError as error:  # not UTF-8 is one as well
-        raise ApiError(400, f"the body is not JSON: {error}", fix) from None
+        why = str(error).partition(";")[0]  # behind it: what to do in Python about a long number
+        raise ApiError(400, f"the body is not JSON: {why}", fix) from None
     if not isinstance(document, dict):
         raise ApiError(400, "the body is not a JSON object", fix)
     if unknown := sorted(set(document) - set(keys)):
@@ -156,7 +157,7 @@ def whole_number(request: web.Request, name: str, default: int, most: int) -> in
     text = request.query.get(name, str(default))
     number = parse_number(text)
     if number is None or number > most:
-        raise ApiError(400, f"{name}: {text!r} is not a number", f"write 0 to {most}")
+        raise ApiError(400, f"{name}: {text!r} is no number from 0 to {most}", "write one of them")
     return number
 
 
