@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import MAXYEAR, MINYEAR, datetime
+from functools import partial
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +23,7 @@ import structlog
 import uvloop
 
 from proxy.admin.commands.operator_commands import AdminRefusal, add_commands, number_of
+from proxy.admin.commands.top_tables import printable
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
 from proxy.config.endpoints import MAX_PORT
@@ -42,6 +45,7 @@ from proxy.state import StateError
 from proxy.tier import key_rules
 from proxy.tier.group.group_member import MembershipError
 
+STDIN, STDOUT, STDERR = range(3)
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT = 0, 1, 2
 
 FAILURES = (
@@ -55,6 +59,7 @@ _log = structlog.get_logger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0 done, 1 failed while running, 2 bad input."""
+    _have_standard_streams()
     options = _parser().parse_args(arguments)
     try:
         code: int | None = options.command(options)
@@ -77,6 +82,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     finally:
         log_queue.wait_written()
+
+
+def _have_standard_streams() -> None:
+    """Open what of the standard descriptors is closed, and escape what cannot be encoded.
+
+    Else the loop of events gets their numbers, with which it cannot be closed.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(STDIN, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(STDOUT, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,7 +156,10 @@ def _parser() -> argparse.ArgumentParser:
 def _time(text: str) -> float:
     """Parse a time, of this machine's zone where it names none; return it since the epoch."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        moment = datetime.fromisoformat(text)
+        if not MINYEAR < moment.year < MAXYEAR:  # no calendar has what is before or behind it
+            raise ValueError
+        return moment.timestamp()
     except (ValueError, OverflowError, OSError):
         message = f"{text!r} is not a time such as 2026-11-28T09:00 or 2026-11-28T09:00+01:00"
         raise argparse.ArgumentTypeError(message) from None
@@ -203,13 +226,15 @@ def configure_logging(log_format: str) -> None:
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
     ]
     if log_format == "json":
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        processors += [structlog.processors.JSONRenderer()]
     else:
         # The default shows local variables too, and among them may be a password.
         plain, colors = structlog.dev.plain_traceback, log_queue.isatty()
-        processors += [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+        console = partial(structlog.dev.ConsoleRenderer, exception_formatter=plain)
+        processors += [_escape, console(colors=colors, repr_native_str=True)]
     structlog.configure(
         processors=[log_level.process, log_queue.rendering(processors)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
@@ -222,6 +247,13 @@ def configure_logging(log_format: str) -> None:
     sys.excepthook = _log_uncaught
     sys.unraisablehook = threading.excepthook = _log_ignored
     atexit.register(log_queue.wait_written)
+
+
+def _escape(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Leave nothing in what a log line does not quote that steers a terminal, but ends of lines."""
+    for key in event.keys() & {"event", "exception"}:
+        event[key] = "\n".join(map(printable, str(event[key]).split("\n")))
+    return event
 
 
 def _log_uncaught(

@@ -99,10 +99,9 @@ def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response
     return answer({"status": "not ready", "reason": not_ready}, 503)
 
 
-def long_answer(body: BytesIO, headers: Mapping[str, str], status: int = 200) -> web.Response:
+def long_answer(body: bytes, headers: Mapping[str, str], status: int = 200) -> web.Response:
     """Return a long body as an answer; aiohttp writes it in pieces, others run in between."""
-    body.seek(0)
-    return web.Response(body=body, headers=headers, status=status)
+    return web.Response(body=BytesIO(body), headers=headers, status=status)
 
 
 async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
@@ -138,7 +137,8 @@ def read_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, obj
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", fix) from None
     except ValueError as error:  # not UTF-8 is one as well
-        raise ApiError(400, f"the body is not JSON: {error}", fix) from None
+        why = str(error).partition(";")[0]  # behind it: what to do in Python about a long number
+        raise ApiError(400, f"the body is not JSON: {why}", fix) from None
     if not isinstance(document, dict):
         raise ApiError(400, "the body is not a JSON object", fix)
     if unknown := sorted(set(document) - set(keys)):
@@ -157,7 +157,7 @@ def whole_number(request: web.Request, name: str, default: int, most: int) -> in
     text = request.query.get(name, str(default))
     number = parse_number(text)
     if number is None or number > most:
-        raise ApiError(400, f"{name}: {text!r} is not a number", f"write 0 to {most}")
+        raise ApiError(400, f"{name}: {text!r} is no number from 0 to {most}", "write one of them")
     return number
 
 
@@ -180,7 +180,7 @@ async def scrape_answer(registry: CollectorRegistry, member: str, slices: Slices
     # Not joined in the end: several megabytes take milliseconds.
     async with slices.long_answers:
         await slices.collect(map(body.write, scrape_pieces(registry, member)))
-    return long_answer(body, SCRAPE_HEADERS)
+    return long_answer(body.getvalue(), SCRAPE_HEADERS)
 
 
 def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:

@@ -225,10 +225,8 @@ def _rule_lines(suggestion: Suggestion) -> Iterator[str]:
 
 def _figures(suggestion: Suggestion) -> Iterator[str]:
     for kind, seen in suggestion.seen.items():
-        quantiles = ", ".join(
-            f"{name} {_rate(seen.quantile(share))}" for name, share in SHARES.items()
-        )
-        yield f"    # {kind}: {quantiles}, peak {_rate(seen.peak)}"
+        quantiles = (f"{name} {_rate(seen.quantile(share))}" for name, share in SHARES.items())
+        yield f"    # {kind}: {', '.join(quantiles)}, peak {_rate(seen.peak)}"
         hours = seen.counts.total() * RATE_INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
         busy = f"{size_text(seen.total_bytes, 3, 'TiB')} in {hours:.3g} h with traffic"
         about = f"; {_bounded(kind, suggestion.matches[kind])}" if suggestion.matches else ""
@@ -266,9 +264,8 @@ async def suggestions_answer(request: web.Request, parts: AdminParts) -> web.Res
     """Answer by the rules in force, of what usage records say."""
     (since, since_s), page, now_s = parse_since(request), page_of(request), time.time()
     if parts.observe is None:
-        raise ApiError(
-            404, "no usage is recorded, so there is nothing to suggest from", NO_USAGE_FIX
-        )
+        what = "no usage is recorded, so there is nothing to suggest from"
+        raise ApiError(404, what, NO_USAGE_FIX)
     try:
         observed = await parts.observe(since_s)
     except (UpstreamError, RefusedError, StateError) as error:

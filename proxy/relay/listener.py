@@ -146,11 +146,11 @@ class Listener:
                 self._leave_out(node_id, error=str(error), fix="raise the limit of open files")
                 return None
             self.without_port.discard(node_id)
-        port = self.open_ports.get(node_id)
-        if port is not None:
+        if (port := self.open_ports.get(node_id)) is not None:
             return settings.advertised_host, port
         if self._sockets:
-            self._leave_out(node_id, fix=f"make broker_ports reach first port + {node_id}")
+            change = f"reach first port + {node_id}" if node_id >= 0 else "be 0, for any free ports"
+            self._leave_out(node_id, fix=f"make broker_ports {change}")
         return None
 
     def _leave_out(self, node_id: int, **about: str) -> None:

@@ -3,13 +3,14 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 import trustme
 from admin_world import AdminWorld, NoQueries, start
 from parts.updating_client import UpdatingClient
+from prometheus_client.metrics_core import Metric
 from structlog.testing import capture_logs
 
 from proxy.admin.port.admin_port import ADMIN_RECEIVE_BYTES, AdminPort, PortLimits
@@ -188,6 +189,52 @@ async def test_who_does_not_read_its_answers_is_closed(world: AdminWorld, tls: T
         caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * 400)
         while connected(server):  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
+
+
+class Scrapes:
+    """Counts the answers to `/metrics`; each has LINE in it, and is no long one for aiohttp."""
+
+    LINE = "x" * 30_000
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.count += 1
+        yield Metric("padding", self.LINE, "gauge")
+
+
+async def test_who_does_not_read_its_scrapes_gets_no_more_of_them(world: AdminWorld, tls: Tls):
+    """Each that is asked for behind another would stay in the process, and give it more time."""
+    scrapes = Scrapes()
+    world.prometheus.register(scrapes)
+    limits = PortLimits(head_s=LONG_S, idle_s=SOON_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        caller = await call(stack, server, tls)
+        caller.writer.transport.pause_reading()
+        caller.writer.write(GET.replace(b"/healthz", b"/metrics") * MORE_THAN_WAITS)
+        while connected(server):  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
+    assert 0 < scrapes.count < MORE_THAN_WAITS // 2
+
+
+async def test_who_reads_late_gets_all_its_scrapes(world: AdminWorld, tls: Tls):
+    scrapes = Scrapes()
+    world.prometheus.register(scrapes)
+    async with opened(world.server(tls=tls.server)) as server, AsyncExitStack() as stack:
+        caller = await call(stack, server, tls)
+        caller.writer.transport.pause_reading()
+        scrape = GET.replace(b"/healthz", b"/metrics")
+        caller.writer.write(scrape * MORE_THAN_WAITS)
+        while not server.listening.unread:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
+        caller.writer.transport.resume_reading()
+        for _ in range(MORE_THAN_WAITS):
+            await asyncio.wait_for(caller.reader.readuntil(b"# TYPE padding gauge\n"), LIMIT_S)
+    assert scrapes.count == MORE_THAN_WAITS
 
 
 async def test_only_so_many_leave_their_answers_unread(world: AdminWorld, tls: Tls):

@@ -218,6 +218,7 @@ async def test_the_most_pressing_clients_come_first_and_can_be_filtered(
 async def test_a_bad_limit_is_refused(ask: Ask, limit: str):
     answer = await ask("GET", f"/v1/clients?limit={limit}")
     assert (answer.status, set(answer.json)) == (400, {"error", "fix"})
+    assert answer.json["error"].endswith(" is no number from 0 to 1000")
 
 
 async def test_a_rule_is_shown_with_all_that_it_has(world: AdminWorld, ask: Ask):

@@ -39,6 +39,22 @@ async def test_another_server_is_no_proxy(capfd, command: list[str], body: bytes
 
 
 @pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("ftp://x", "not a URL such as"),
+        ("x", "not a URL such as"),
+        ("http://127.0.0.1:0", "not a URL such as"),
+        ("http://127.0.0.1:99999", "Port out of range"),
+    ],
+)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_what_is_no_address_is_bad_input(capfd, command: list[str], url: str, why: str):
+    assert main([*command, "--url", url]) == 2
+    said = capfd.readouterr().err
+    assert (url in said, why in said, "fix:" in said) == (True, True, True)
+
+
+@pytest.mark.parametrize(
     ("content", "expected"),
     [
         pytest.param(b"\xff\xfe\x00", "is not text", id="binary"),

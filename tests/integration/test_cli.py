@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 from support.operating import quota_proxy
-from support.proxy_process import HOST, ProxyProcess, config
+from support.proxy_process import HOST, WAIT_S, ProxyProcess, config, until
 
 from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 
 NOBODY = f"{HOST}:9"
 ROOT = Path(__file__).parents[2]
@@ -95,6 +96,60 @@ def test_help() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert all(command in done.stdout for command in ("run", "check", "demo", "broker"))
+
+
+CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+
+
+def started_with(redirection: str, *arguments: object) -> list[str]:
+    """Give the command by which a shell starts ours with descriptors of its own."""
+    program = [sys.executable, "-m", "proxy", *map(str, arguments)]
+    return ["bash", "-c", f'exec "$@" {redirection}', "bash", *program]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_run_ends_in_order_when_standard_descriptors_are_closed(
+    kafka: EmbeddedBroker, write: Callable[[str], Path], closed: str
+) -> None:
+    (port,) = free_ports(1)
+    document = config(kafka.bootstrap)
+    document["listeners"][0]["bind"] = f"{HOST}:{port}"
+    command = started_with(closed, "run", "-c", write(yaml.safe_dump(document)))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+
+        def is_ready() -> bool:
+            assert process.poll() is None, f"exit code {process.returncode}"
+            with socket.socket() as client:
+                return client.connect_ex((HOST, port)) == 0
+
+        try:
+            until(is_ready, "connected")
+            process.terminate()
+            _, err = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_check_works_when_standard_descriptors_are_closed(
+    write: Callable[[str], Path], closed: str
+) -> None:
+    file = write(yaml.safe_dump(config(NOBODY)))
+    for name, code in ((file, 0), (file.with_name("nothing.yaml"), 2)):
+        command = started_with(closed, "check", "-c", name)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+
+
+def test_what_the_terminal_cannot_show_is_escaped(write: Callable[[str], Path]) -> None:
+    file = write(yaml.safe_dump(config(NOBODY)))
+    command = started_with("", "check", "-c", file, "--client-id", "\u03a9-x")
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\u03a9-x" in done.stdout
 
 
 def test_the_demo_is_not_installed_with_the_proxy(tmp_path: Path) -> None:
@@ -225,6 +280,29 @@ def test_check_says_when_adaptive_rules_do_not_outlive_a_restart(
     code, out, err = quota_proxy("check", "-c", write(yaml.safe_dump(document)))
     assert (code, err) == (0, "")
     assert ("state.kind is memory: after a restart" in out) is (kind == "memory")
+
+
+WHEN = {"days": "mon", "from": "22:00", "to": "06:00", "timezone": "Europe/Berlin"}
+
+
+@pytest.mark.parametrize(
+    ("at", "code"),
+    [
+        ("9999-12-31T23:59", 2),
+        ("9999-12-31T23:59-12:00", 2),
+        ("0001-01-01T00:00+14:00", 2),
+        ("9998-12-31T23:59-12:00", 0),
+        ("0002-01-01T00:00+14:00", 0),
+    ],
+)
+def test_check_at_the_ends_of_the_calendar(
+    write: Callable[[str], Path], at: str, code: int
+) -> None:
+    rule = {"client-id": "etl", "consumer_byte_rate": "1MiB", "when": WHEN}
+    file = write(yaml.safe_dump(config(NOBODY, rules=[rule])))
+    got, _, err = quota_proxy("check", "-c", file, "--at", at)
+    assert got == code, err
+    assert (f"{at!r} is not a time such as" in err) is (code != 0)
 
 
 def test_check_of_an_unknown_listener(write: Callable[[str], Path]) -> None:

@@ -147,6 +147,27 @@ def test_formats(kafka: EmbeddedBroker, tmp_path: Path, log_format: str) -> None
         assert "\x1b" not in err, "no colours where nobody looks"
 
 
+LOGS_A_CLIENT = """
+from structlog import get_logger
+from proxy.cli import configure_logging
+configure_logging("console")
+log, name = get_logger(), "\\x1b]0;pwn\\x07\\x00\\nforged \\u0416"
+log.info("quota", client=name, clients=[name])
+try:
+    raise ValueError(name)
+except ValueError:
+    log.exception("failed")
+"""
+
+
+def test_no_client_id_steers_the_terminal() -> None:
+    command = [sys.executable, "-c", LOGS_A_CLIENT]
+    err = subprocess.run(command, capture_output=True, check=True).stderr.decode()
+    assert all(char.isprintable() for line in err.split("\n") for char in line)
+    assert r"client='\x1b]0;pwn\x07\x00\nforged Ж'" in err
+    assert "\nTraceback" in err
+
+
 def test_an_unknown_format() -> None:
     code, _, errors = quota_proxy("run", "-c", "x.yaml", "--log-format", "xml")
     assert code == 2

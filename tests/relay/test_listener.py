@@ -8,6 +8,7 @@ import pytest
 from relaylab.lab import no_free_descriptor, until
 from structlog.testing import capture_logs
 
+from examples.devkit.loopback import free_ports
 from proxy.relay.listener import Listener, ListenerSettings
 from proxy.relay.ports import ListenerError, SharedPorts
 from proxy.relay.tls import sni_pattern
@@ -119,6 +120,17 @@ async def test_names_on_one_port():
         assert listener.address_of(12) == ("broker-12.kafka.example", listener.bootstrap_port)
         assert listener.node_of("broker-12.kafka.example") == 12
         assert listener.node_of("kafka.example") is listener.node_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("node_id", "fix"),
+    [(7, "make broker_ports reach first port + 7"), (-5, "make broker_ports be 0, for any free")],
+)
+async def test_a_broker_without_a_port_is_left_out(node_id, fix):
+    (port,) = free_ports(1)
+    with opened(broker_ports=(port, port)) as (listener, _), capture_logs() as lines:
+        assert listener.address_of(node_id) is None
+    assert [line["fix"].startswith(fix) for line in lines] == [True]
 
 
 async def test_a_port_in_use():

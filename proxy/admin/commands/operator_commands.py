@@ -56,7 +56,8 @@ class AdminAddress:
 
         Raises OSError, HTTPException, or ValueError for what is no URL.
         """
-        if urlsplit(self.url).scheme not in ("http", "https"):
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or parts.port == 0:  # one above the highest raises
             raise ValueError("it is not a URL such as http://127.0.0.1:9644")
         headers = {} if body is None else {"Content-Type": content_type}
         data = None if body is None else json.dumps(body).encode()
@@ -86,7 +87,8 @@ class AdminAddress:
             raise AdminRefusal(f"{self.url} does not answer: {error.reason}", fix) from None
         except (OSError, HTTPException, ValueError) as error:
             problem = f"{self.url!r} does not answer as a proxy would: {error}"
-            raise AdminRefusal(problem, _FIX_URL) from None
+            is_bad_url = isinstance(error, ValueError)
+            raise AdminRefusal(problem, _FIX_URL, is_bad_input=is_bad_url) from None
 
     def document(
         self,

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from io import BytesIO
 from typing import Self
 
 from aiohttp import Payload, web
@@ -200,7 +199,7 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
 def forwarded(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
     headers = {**HEADERS, "Content-Type": reply.headers.get("Content-Type", "")}
-    return long_answer(BytesIO(reply.body), headers, reply.status)
+    return long_answer(reply.body, headers, reply.status)
 
 
 def lost(missing: PeerError, what: str) -> ApiError:

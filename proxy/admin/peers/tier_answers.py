@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
 
@@ -144,7 +143,7 @@ class TierAnswers:
                 return forwarded(answers.first)
             # A thread: what ten members have to say takes some milliseconds each.
             body = await asyncio.to_thread(_merged_body, answers, TABLES[path], page, tier)
-        return long_answer(BytesIO(body), JSON_HEADERS)
+        return long_answer(body, JSON_HEADERS)
 
     async def _get_any(self, request: web.Request) -> web.StreamResponse:
         """Answer what is the same at all members: from the leader, or another one that answers."""
@@ -170,7 +169,7 @@ class TierAnswers:
             # A thread: four members with 10,000 clients each have tens of megabytes.
             scrapes = generate_latest(self._up), *texts.values()
             body = await asyncio.to_thread(lambda: b"".join(join_scrapes(scrapes)))
-        return long_answer(BytesIO(body), SCRAPE_HEADERS)
+        return long_answer(body, SCRAPE_HEADERS)
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         """Answer that clients can be served when all members that run say so, of this machine.
@@ -282,10 +281,8 @@ class TierAnswers:
         question = Question(request, LEFT_CHANGES_PATH, "POST", changes.encode())
         kept = await self._members.ask_one(self._tier.leader, question)
         if isinstance(kept, PeerError) or not kept.is_ok:
-            problem = (
-                kept.why if isinstance(kept, PeerError) else kept.body.decode(errors="replace")
-            )
-            _log.error("a change is not kept in the state's audit", problem=problem, what=changes)
+            why = kept.why if isinstance(kept, PeerError) else kept.body.decode(errors="replace")
+            _log.error("a change is not kept in the state's audit", problem=why, what=changes)
 
 
 def _merged_body(

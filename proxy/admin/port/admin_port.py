@@ -182,6 +182,9 @@ class PortConnection(asyncio.Protocol):
         """Whether a request is being answered."""
         self.opening: asyncio.Task[None] | None = None
         """What makes the socket a connection; with TLS that takes its handshake."""
+        self.is_read = asyncio.Event()
+        """Whether the client reads what was sent, or the connection is over."""
+        self.is_read.set()
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._is_over = False
@@ -207,6 +210,7 @@ class PortConnection(asyncio.Protocol):
     def over(self) -> None:
         """Forget the connection; a second time does nothing."""
         self._is_over = True
+        self.is_read.set()
         self._deadline.cancel()
         self._port.forget(self)
 
@@ -230,11 +234,13 @@ class PortConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Send nothing more until the client has read some of it."""
+        self.is_read.clear()
         self._port.wait_for_reader(self)
         self.http.pause_writing()
 
     def resume_writing(self) -> None:
         """Send what is left."""
+        self.is_read.set()
         self._port.unread.pop(self, None)
         self.http.resume_writing()
 
@@ -288,10 +294,11 @@ class AdminPort:
     @web.middleware
     async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Record when a request came and was answered."""
-        connection = self._connections.get(request.protocol)
-        if connection is None:  # it was lost meanwhile
+        if (connection := self._connections.get(request.protocol)) is not None:
+            await connection.is_read.wait()  # else unread answers pile up, and each gets more time
+        if connection is None or self._connections.pop(request.protocol, None) is None:  # lost
             return await handler(request)
-        self._connections[request.protocol] = self._connections.pop(request.protocol)
+        self._connections[request.protocol] = connection
         connection.request_came()
         try:
             return await handler(request)

@@ -6,6 +6,7 @@ import ipaddress
 import json
 from base64 import b64decode
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from urllib.parse import quote, unquote, urlsplit
@@ -168,8 +169,7 @@ class Guard:
     def _author_of(self, request: web.Request, right: Right, token: AdminToken | None) -> Author:
         """Return who shows a token, or none. Raises ApiError as `_admit`."""
         access = self.access
-        is_open = access.is_open(right, request.path)
-        if not is_open:
+        if not access.is_open(right, request.path):
             _require(token, right, request)
         if token is not None:
             return Author(token.name, request.remote, token.queries, token.has_all_rights)
@@ -257,10 +257,8 @@ def _shown_token(request: web.Request, right: Right) -> bytes | None:
     if scheme.lower() == _BEARER:
         return shown
     if scheme.lower() == _BASIC and right is Right.READ:
-        try:
+        with suppress(binascii.Error):
             return b64decode(shown, validate=True).partition(b":")[2]
-        except binascii.Error:
-            return None
     return None
 
 
