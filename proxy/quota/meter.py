@@ -15,6 +15,7 @@ from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, Gate
 from .pacer import MAX_CARRY_MS, AdaptivePacer, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
 from .turns import Step, TurnPath
+from .values import MAX_SIZE_BYTES
 
 LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
 """Sums reach back a minute, and up to one window further."""
@@ -81,8 +82,9 @@ class Lease:
         who takes writes the first two."""
 
     def lend(self, amount: float, until_ms: float) -> None:
-        """Lend so much."""
-        self.cells[0], self.cells[2] = int(amount), int(until_ms * NS_PER_MS)
+        """Lend so much, if a cell can hold it."""
+        self.cells[0] = int(min(amount, MAX_SIZE_BYTES))
+        self.cells[2] = int(until_ms * NS_PER_MS)
 
     def is_over(self, now_ms: float) -> bool:
         """Return whether its time has come."""
@@ -215,9 +217,7 @@ class Meter(Sensor):
         if self.leased is not None:
             self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
             self.pacer.carry_ms = math.inf  # with the least lease an answer may be owed for weeks
-        self.metric.config = MetricConfig(
-            samples=settings.samples, window_ms=settings.window_ms, quota=Quota(self.bound)
-        )
+        self.metric.config = MetricConfig(samples=settings.samples, window_ms=settings.window_ms)
         self._keep(now_ms)
         if begins:
             self.pacer.begin(self.metric.measure(now_ms), now_ms)
@@ -261,14 +261,12 @@ class Meter(Sensor):
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
         self.adapted = adapted
-        self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
         self._keep(now_ms)
 
     def lease_rate(self, rate: float, now_ms: float) -> None:
         """Have no more of the bound than this from now on, per second; 0 or more."""
         if rate != self.leased:
             self.leased = rate
-            self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
             self._keep(now_ms)
 
     def is_above(self, value: float, now_ms: float) -> bool:
@@ -476,6 +474,7 @@ class Meter(Sensor):
     def _keep(self, now_ms: float) -> None:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
         bound, adaptive = self.bound, self.rule.adaptive
+        self.metric.config = replace(self.metric.config, quota=Quota(bound))
         is_lowered = self.kind is PRODUCER_BYTE_RATE or self.leased is not None
         kept = bound if is_lowered else self.rule.ceilings[self.kind]
         pacer, soon_ms = self.pacer, now_ms + self.span_ms
