@@ -341,8 +341,7 @@ class Gate:
                 # By schedule from the first one on: all may bring what they are granted.
                 expected_bytes = max(expected_bytes, granted_bytes)
         is_one_batch = granted_bytes <= LEAST_GRANT_BYTES
-        if holds:
-            granted_bytes = 0
+        granted_bytes = 0 if holds else max(granted_bytes, 0)  # brokers take less than 0 for that
         expected = InFlightFetch(
             *(self, expected_bytes, granted_bytes, now_ms + EXPECTED_MS, sizes, is_one_batch),
             *(path, outer),

@@ -187,6 +187,15 @@ def test_while_the_schedule_decides_what_the_formula_lets_pass_does_not_count():
     assert world.gate.limit(ASKED, ASKED, 0.0) == UNDER_WAY
 
 
+def test_one_that_asks_for_less_than_nothing_leaves_others_no_more():
+    world = GateWorld(owed_ms=1.0)
+    for asked in (-(2**31), UNDER_WAY, UNDER_WAY):
+        granted = world.gate.limit(world.gate.grant(asked, 0.0), ASKED, 0.0)
+        world.expect(granted=granted)
+    assert granted == LEAST_GRANT_BYTES
+    assert world.gate.granted_size == UNDER_WAY + LEAST_GRANT_BYTES
+
+
 @pytest.mark.parametrize("end", ["answered", "cancelled", "takes long"])
 def test_a_grant_counts_until_its_response_and_not_for_long(end):
     world = GateWorld(owed_ms=1.0)
