@@ -235,10 +235,7 @@ class Meter(Sensor):
             or (budget.rule.enforce and budget.rule.ceilings[kind] <= rule.bounds[kind])
         )
         self.charged = (self,)
-        tells_clients = (
-            self.is_overflow or rule.scope == "shared" or not CLIENT_ID_KEYS & {*rule.keys}
-        )
-        own = Level(self, tells_clients=tells_clients)
+        own = Level(self, tells_clients=not self.is_of_one_client)
         self.levels = (own,) if self.is_enforced and not self.is_measured_only else ()
         if self.budget is not None:
             self.budget.sharers.pop(self.name, None)
@@ -253,7 +250,7 @@ class Meter(Sensor):
             each for each in budget.charged if self.is_enforced or not each.is_enforced
         )
         self.levels += tuple(
-            Level(level.meter, (*level.path, step), tells_clients)
+            Level(level.meter, (*level.path, step), own.tells_clients)
             for level in budget.levels
             if self.is_enforced and level.meter.is_enforced
         )
@@ -432,6 +429,25 @@ class Meter(Sensor):
             self.share(now_ms)
             self.pacer.owe(owed_ms, held_ms, now_ms)
             self.gate.poke(now_ms)
+
+    @property
+    def is_of_one_client(self) -> bool:
+        """Whether no others have it, as far as its rule tells clients apart."""
+        is_shared = self.is_overflow or self.rule.scope == "shared"
+        return not is_shared and not CLIENT_ID_KEYS.isdisjoint(self.rule.keys)
+
+    def owed_alone(self, now_ms: float) -> float:
+        """Return how much was charged that has not flowed at the bound, if it holds one client."""
+        self.take_back(now_ms)
+        if self.is_measured_only or not self.is_of_one_client:
+            return 0.0
+        return max(self.pacer.due_ms - now_ms, 0.0) * self.pacer.bound / MS_PER_SECOND
+
+    def inherit(self, owed: float, held_ms: float, now_ms: float) -> None:
+        """Owe at least what its client owed alone elsewhere; not for long where it is not alone."""
+        if not self.is_measured_only:
+            most_ms = math.inf if self.is_of_one_client else self.span_ms
+            self.owe(min(owed / self.pacer.bound * MS_PER_SECOND, most_ms), held_ms, now_ms)
 
     def share(self, now_ms: float) -> None:
         """Keep the bound, but of time, by schedule while a rate looks back: others measure, too."""
