@@ -114,6 +114,14 @@ def test_one_that_takes_long_counts_no_more():
 
 def test_what_the_formula_lets_pass_may_be_under_way():
     world = GateWorld(bound=BOUND / 10, allowance_ms=1000.0)
+    world.expect(USEFUL_GRANT_BYTES)
+    assert not world.waits(world.waiter("a"), 0.0)
+    world.expect(USEFUL_GRANT_BYTES)
+    assert world.waits(world.waiter("b"), 0.0)
+
+
+def test_what_a_first_fetch_brings_may_be_a_large_batch():
+    world = GateWorld(allowance_ms=2000.0)
     world.expect()
     assert not world.waits(world.waiter("a"), 0.0)
     world.expect()
