@@ -49,8 +49,8 @@ class ClientQuotas:
     meters: dict[QuotaKind, Meter] = field(default_factory=dict)
     """The sensors of `matches` that its latest traffic was charged to. Those that are not enforced
     have no gates, and hold nothing."""
-    paced_kinds: set[QuotaKind] = field(default_factory=set)
-    """Whose traffic other sensors measured until the latest update: a new one has not seen it."""
+    before: dict[QuotaKind, Meter] = field(default_factory=dict)
+    """What measured its traffic until the latest update: a new sensor has not seen that."""
     longest_hold_ms: float = math.inf
     topic_kinds: frozenset[QuotaKind] = frozenset()
     """What rules bound of some topics, more than `matches` does."""
@@ -343,10 +343,13 @@ class ClientQuotas:
         match = self._matches_in_force().get(kind)
         if match is None:
             return None
-        paces = match.enforced and kind in self.paced_kinds
-        meter = self.sensors.meter(kind, match, now_ms, self.address, paces=paces)
-        if match.enforced:
-            self.paced_kinds.discard(kind)
+        before = self.before.pop(kind, None) if match.enforced else None
+        known, owed = (before.charged, before.owed_alone(now_ms)) if before else ((), 0.0)
+        meter = self.sensors.meter(kind, match, now_ms, self.address, paces=before is not None)
+        if before and owed and meter.charged != known:
+            for each in meter.charged:
+                if each is before or each not in known:
+                    each.inherit(owed, before.owed_ms(now_ms), now_ms)
         self.meters[kind] = meter
         self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
         return meter
@@ -372,7 +375,7 @@ class ClientQuotas:
     def resolve(self) -> None:
         """Find the rules that match anew."""
         self.generation = self.sensors.generation
-        self.paced_kinds.update(kind for kind, each in self.meters.items() if each.is_enforced)
+        self.before |= {kind: each for kind, each in self.meters.items() if each.is_enforced}
         self.meters.clear()
         self.topic_meters.clear()
         table = self.sensors.table

@@ -5,9 +5,10 @@ before its first request is taken. One above the number is closed, unless it com
 with fewer than another has there: then an idle one of the address with most gives way.
 """
 
+from bisect import bisect, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from metrics.clock import MS_PER_SECOND
@@ -36,6 +37,41 @@ class ConnectionRefused(Exception):  # noqa: N818 - named for what happened, as 
 
 
 @dataclass(slots=True, eq=False)
+class ConnectionSchedule:
+    """The turns of one entity's connections at one rate."""
+
+    interval_ms: float
+    due_ms: float
+    """When the next connection is expected at the rate."""
+    free_ms: list[float] = field(default_factory=list)
+    """Turns that were given back, each a `due_ms` of before, the earliest first."""
+
+    @property
+    def ahead_ms(self) -> float:
+        """How long before its turn a connection may come."""
+        return max(AT_ONCE_MS - self.interval_ms, 0.0)
+
+    def next_ms(self, now_ms: float) -> float:
+        """Return the first turn that nobody has, and forget those that have come."""
+        del self.free_ms[: bisect(self.free_ms, now_ms + self.ahead_ms)]
+        return self.free_ms[0] if self.free_ms else max(self.due_ms, now_ms)
+
+    def take(self, turn_ms: float) -> None:
+        """Give away what `next_ms` has returned."""
+        if self.free_ms:
+            del self.free_ms[0]
+        else:
+            self.due_ms = turn_ms + self.interval_ms
+
+    def at(self, interval_ms: float, now_ms: float) -> "ConnectionSchedule":
+        """Return the schedule of another rate; a higher one makes the same connections due soon."""
+        if interval_ms == self.interval_ms:
+            return self
+        share = min(interval_ms / self.interval_ms, 1.0)
+        return ConnectionSchedule(interval_ms, now_ms + max(self.due_ms - now_ms, 0.0) * share)
+
+
+@dataclass(slots=True, eq=False)
 class ConnectionSlot:
     """One connection, as its client's quotas count it."""
 
@@ -50,6 +86,9 @@ class ConnectionSlot:
     """The entity among whose connections it counts; None when no rule limits their number."""
     paced_as: str | None = None
     """The entity to whose rate it counts; None when no rule limits that."""
+    schedule: ConnectionSchedule | None = None
+    """In which its turn is at `turn_ms`, which it gives back if it leaves before."""
+    turn_ms: float = 0.0
 
 
 class ConnectionQuotas:
@@ -62,8 +101,8 @@ class ConnectionQuotas:
         """How many connections count for each entity whose number a rule limits."""
         self._by_address: dict[str, dict[str, dict[ConnectionSlot, None]]] = {}
         """Those of each entity by their addresses, in the order in which they came."""
-        # When the next connection of each entity is expected at its rate, in the order of use.
-        self._due_ms: OrderedDict[str, float] = OrderedDict()
+        # Of each entity, in the order of use.
+        self._schedules: OrderedDict[str, ConnectionSchedule] = OrderedDict()
         self._settled = manager.generation
 
     @property
@@ -86,14 +125,13 @@ class ConnectionQuotas:
         raised, and what has not changed is not counted again.
         """
         most, paced = self._matches(identity)
-        wait_ms = 0.0
+        slot, wait_ms = ConnectionSlot(identity, address, give_way), 0.0
         if most and most.enforced and not (before and before.counted_as == most.entity):
             self._check_number(most, address)
         if paced and paced.enforced and not (before and before.paced_as == paced.entity):
-            wait_ms = self._pace(paced, now_ms)
+            wait_ms = self._pace(slot, paced, now_ms)
         if before is not None:
             self.leave(before)
-        slot = ConnectionSlot(identity, address, give_way)
         self._slots[slot] = None
         self._follow(slot, most, paced)
         return slot, wait_ms
@@ -107,6 +145,8 @@ class ConnectionQuotas:
         """Give a slot up: its connection is closed, or has another one."""
         if self._slots.pop(slot, slot) is None:
             self._count(slot, -1)
+            if slot.schedule is not None:
+                insort(slot.schedule.free_ms, slot.turn_ms)
 
     def settling(self) -> Iterator[None]:
         """Count connections anew after an update of the rules, in small steps; run it every second.
@@ -162,34 +202,38 @@ class ConnectionQuotas:
             return False
         return any(slot.give_way() for slot in tuple(islice(crowd, MAX_LOOKED_AT)))
 
-    def _pace(self, match: Match, now_ms: float) -> float:
+    def _pace(self, slot: ConnectionSlot, match: Match, now_ms: float) -> float:
         """Return how long a connection is to wait, and count it to the rate."""
         rate = match.rule.bounds[CONNECTION_RATE]
         interval_ms = MS_PER_SECOND / rate
-        entity = self._entity_with_room(match, now_ms)
-        due_ms = max(self._due_ms.get(entity, now_ms), now_ms)
-        wait_ms = max(due_ms - now_ms - max(AT_ONCE_MS - interval_ms, 0.0), 0.0)
+        entity, schedules = self._entity_with_room(match, now_ms), self._schedules
+        schedule = schedules.get(entity) or ConnectionSchedule(interval_ms, now_ms)
+        schedule = schedule.at(interval_ms, now_ms)
+        turn_ms = schedule.next_ms(now_ms)
+        wait_ms = max(turn_ms - now_ms - schedule.ahead_ms, 0.0)
         longest_ms = self._manager.settings.max_delay_ms
         if wait_ms > longest_ms:
             wait_s = longest_ms / MS_PER_SECOND
             text = f"{entity} has connections that wait for {wait_s:g} s, for its {CONNECTION_RATE}"
             text += f" of {rate:g} per second by {match.rule.title}"
             raise ConnectionRefused(str(CONNECTION_RATE), text)
-        self._due_ms[entity] = due_ms + interval_ms
-        self._due_ms.move_to_end(entity)
+        schedule.take(turn_ms)
+        schedules[entity] = schedule
+        schedules.move_to_end(entity)
+        slot.schedule, slot.turn_ms = schedule, turn_ms
         return wait_ms
 
     def _entity_with_room(self, match: Match, now_ms: float) -> str:
         """Return the match's entity, or its rule's overflow when too many others have connected."""
-        due_ms = self._due_ms
+        schedules = self._schedules
         most = self._manager.settings.max_client_entities
-        if match.entity in due_ms or len(due_ms) < most:
+        if match.entity in schedules or len(schedules) < most:
             return match.entity
-        for entity in tuple(islice(due_ms, MAX_LOOKED_AT)):
-            if due_ms[entity] <= now_ms:
-                del due_ms[entity]
+        for entity in tuple(islice(schedules, MAX_LOOKED_AT)):
+            if schedules[entity].due_ms <= now_ms:
+                del schedules[entity]
             else:
-                due_ms.move_to_end(entity)  # so that others are looked at the next time
-        if len(due_ms) < most or not match.rule.is_open:
+                schedules.move_to_end(entity)  # so that others are looked at the next time
+        if len(schedules) < most or not match.rule.is_open:
             return match.entity
         return self._manager.table.overflow_entity(CONNECTION_RATE, match)

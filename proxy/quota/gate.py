@@ -60,6 +60,10 @@ EXPECTED_MS = 250.0
 UNKNOWN_RESPONSE_BYTES = 64 * 1024
 """Expected of a sensor's first Fetch: a large record batch of a producer with Kafka's defaults."""
 
+UNKNOWN_BATCH_BYTES = 1 << 20
+"""Expected of a connection's first Fetch while the formula decides: Kafka's largest record batch by
+default. Else all would be under way before an answer shows that few of them are free."""
+
 ROUND_GROWTH = 4
 """Near the bound a response that is not held may be so many times as large as its connection's last
 one: those that wait in the broker for data take little of what may pass from those that get it."""
@@ -125,8 +129,10 @@ class InFlightFetch:
     """The response to a Fetch that is under way, as `Gate.expect` counts it."""
 
     gate: "Gate"
+    turn_bytes: int
+    """Expected, as its turn was counted."""
     size: int
-    """Expected, in bytes."""
+    """As it counts until the response."""
     granted: int
     """What it may ask for, in bytes; 0 if its response is held."""
     until_ms: float
@@ -149,7 +155,7 @@ class InFlightFetch:
             decayed = int((gate.largest or 0) * LARGEST_DECAY)
             gate.largest = size if size > decayed else decayed
             if each.path is not None:
-                gate.turns.took(each.path, size - each.size)
+                gate.turns.took(each.path, size - each.turn_bytes)
             each = each.outer
         sizes, last_bytes = self.sizes, self.sizes.last_bytes
         if self.is_one_batch:
@@ -334,21 +340,23 @@ class Gate:
 
         For `path` and `outer` see InFlightFetch.
         """
-        expected_bytes = sizes.last_bytes
+        expected_bytes, least_bytes = sizes.last_bytes, 0
         if expected_bytes is None:
+            least_bytes = 0 if self._pacer.is_pacing else UNKNOWN_BATCH_BYTES
             expected_bytes = self._unknown_size
             if holds and self.largest is None and self._pacer.is_pacing:
                 # By schedule from the first one on: all may bring what they are granted.
                 expected_bytes = max(expected_bytes, granted_bytes)
         is_one_batch = granted_bytes <= LEAST_GRANT_BYTES
-        if holds:
-            granted_bytes = 0
+        granted_bytes = 0 if holds else max(granted_bytes, 0)  # brokers take less than 0 for that
+        counted_bytes = max(expected_bytes, least_bytes)
         expected = InFlightFetch(
-            *(self, expected_bytes, granted_bytes, now_ms + EXPECTED_MS, sizes, is_one_batch),
+            *(self, expected_bytes, counted_bytes, granted_bytes),
+            *(now_ms + EXPECTED_MS, sizes, is_one_batch),
             *(path, outer),
         )
         self._expected.append(expected)
-        self.expected_size += expected_bytes
+        self.expected_size += counted_bytes
         self.granted_size += granted_bytes
         self.under_way += 1
         self.poke(now_ms, is_later=True)  # who is next was woken for a turn without this one

@@ -15,6 +15,7 @@ from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, Gate
 from .pacer import MAX_CARRY_MS, AdaptivePacer, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
 from .turns import Step, TurnPath
+from .values import MAX_SIZE_BYTES
 
 LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
 """Sums reach back a minute, and up to one window further."""
@@ -81,8 +82,9 @@ class Lease:
         who takes writes the first two."""
 
     def lend(self, amount: float, until_ms: float) -> None:
-        """Lend so much."""
-        self.cells[0], self.cells[2] = int(amount), int(until_ms * NS_PER_MS)
+        """Lend so much, if a cell can hold it."""
+        self.cells[0] = int(min(amount, MAX_SIZE_BYTES))
+        self.cells[2] = int(until_ms * NS_PER_MS)
 
     def is_over(self, now_ms: float) -> bool:
         """Return whether its time has come."""
@@ -215,9 +217,7 @@ class Meter(Sensor):
         if self.leased is not None:
             self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
             self.pacer.carry_ms = math.inf  # with the least lease an answer may be owed for weeks
-        self.metric.config = MetricConfig(
-            samples=settings.samples, window_ms=settings.window_ms, quota=Quota(self.bound)
-        )
+        self.metric.config = MetricConfig(samples=settings.samples, window_ms=settings.window_ms)
         self._keep(now_ms)
         if begins:
             self.pacer.begin(self.metric.measure(now_ms), now_ms)
@@ -235,10 +235,7 @@ class Meter(Sensor):
             or (budget.rule.enforce and budget.rule.ceilings[kind] <= rule.bounds[kind])
         )
         self.charged = (self,)
-        tells_clients = (
-            self.is_overflow or rule.scope == "shared" or not CLIENT_ID_KEYS & {*rule.keys}
-        )
-        own = Level(self, tells_clients=tells_clients)
+        own = Level(self, tells_clients=not self.is_of_one_client)
         self.levels = (own,) if self.is_enforced and not self.is_measured_only else ()
         if self.budget is not None:
             self.budget.sharers.pop(self.name, None)
@@ -253,7 +250,7 @@ class Meter(Sensor):
             each for each in budget.charged if self.is_enforced or not each.is_enforced
         )
         self.levels += tuple(
-            Level(level.meter, (*level.path, step), tells_clients)
+            Level(level.meter, (*level.path, step), own.tells_clients)
             for level in budget.levels
             if self.is_enforced and level.meter.is_enforced
         )
@@ -261,14 +258,12 @@ class Meter(Sensor):
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
         self.adapted = adapted
-        self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
         self._keep(now_ms)
 
     def lease_rate(self, rate: float, now_ms: float) -> None:
         """Have no more of the bound than this from now on, per second; 0 or more."""
         if rate != self.leased:
             self.leased = rate
-            self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
             self._keep(now_ms)
 
     def is_above(self, value: float, now_ms: float) -> bool:
@@ -435,6 +430,25 @@ class Meter(Sensor):
             self.pacer.owe(owed_ms, held_ms, now_ms)
             self.gate.poke(now_ms)
 
+    @property
+    def is_of_one_client(self) -> bool:
+        """Whether no others have it, as far as its rule tells clients apart."""
+        is_shared = self.is_overflow or self.rule.scope == "shared"
+        return not is_shared and not CLIENT_ID_KEYS.isdisjoint(self.rule.keys)
+
+    def owed_alone(self, now_ms: float) -> float:
+        """Return how much was charged that has not flowed at the bound, if it holds one client."""
+        self.take_back(now_ms)
+        if self.is_measured_only or not self.is_of_one_client:
+            return 0.0
+        return max(self.pacer.due_ms - now_ms, 0.0) * self.pacer.bound / MS_PER_SECOND
+
+    def inherit(self, owed: float, held_ms: float, now_ms: float) -> None:
+        """Owe at least what its client owed alone elsewhere; not for long where it is not alone."""
+        if not self.is_measured_only:
+            most_ms = math.inf if self.is_of_one_client else self.span_ms
+            self.owe(min(owed / self.pacer.bound * MS_PER_SECOND, most_ms), held_ms, now_ms)
+
     def share(self, now_ms: float) -> None:
         """Keep the bound, but of time, by schedule while a rate looks back: others measure, too."""
         if not self.kind.is_time:
@@ -476,6 +490,7 @@ class Meter(Sensor):
     def _keep(self, now_ms: float) -> None:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
         bound, adaptive = self.bound, self.rule.adaptive
+        self.metric.config = replace(self.metric.config, quota=Quota(bound))
         is_lowered = self.kind is PRODUCER_BYTE_RATE or self.leased is not None
         kept = bound if is_lowered else self.rule.ceilings[self.kind]
         pacer, soon_ms = self.pacer, now_ms + self.span_ms

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from .entities import DEFAULT, FORESEEN_KINDS, QuotaKind
-from .values import BadValueError, parse_text, shown
+from .values import MIN_NUMBER, BadValueError, format_number, parse_text, shown
 
 CLIENT_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
 """What a rule can ask of a client."""
@@ -167,6 +167,8 @@ def parse_bounds(
         number = finite(bound)
         if number is None or number <= 0:
             raise BadValueError(f"{kind} is {bound!r}", "give a finite number above 0")
+        if number < MIN_NUMBER:
+            raise BadValueError(f"{kind} is {bound!r}", f"give {format_number(MIN_NUMBER)} or more")
         parsed[QuotaKind(kind)] = number
     return parsed
 

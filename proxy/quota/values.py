@@ -20,6 +20,9 @@ MAX_COUNT: Final = 2**31 - 1
 MAX_NUMBER: Final = 10**12
 """The largest rate, gain or percentage: more is a slip, and far more overflows what is computed."""
 
+MIN_NUMBER: Final = 1e-9
+"""The smallest but 0, also of weights: less is a slip, and what far less divides is infinite."""
+
 MAX_DIGITS: Final = 400
 """Before the point, and behind it, where the smallest float needs most of them. To compute with
 millions of them takes minutes."""
@@ -186,6 +189,9 @@ def number_parser(what: str, fix: str, *, zero: bool = False) -> Callable[[objec
             raise BadValueError(f"{shown(value)} is not {what} {least}", fix)
         if number > MAX_NUMBER:
             raise BadValueError(f"{shown(value)} is too large", f"write at most {MAX_NUMBER}")
+        if 0 < number < MIN_NUMBER:
+            least = format_number(MIN_NUMBER)
+            raise BadValueError(f"{shown(value)} is too small", f"write at least {least}")
         return float(number)
 
     return parse

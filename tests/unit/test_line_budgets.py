@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/usage": Budget(1000, 1000),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2520, 1950),
-    "proxy/quota": Budget(5625, 3100),
+    "proxy/quota": Budget(5700, 3100),
     "proxy/progress": Budget(3740, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

@@ -331,3 +331,28 @@ def test_connections_that_wait_for_data_leave_others_the_bound_in_mute(broker_ms
         world.at(0.0, busy.ask)
     world.run(END_MS)
     assert world.rate(SETTLED_MS, END_MS) == pytest.approx(bound, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("mutes", [False, True], ids=["delay", "mute"])
+@pytest.mark.parametrize("broker_ms", [2.0, 50.0, 200.0])
+@pytest.mark.parametrize("first_bytes", [0, 500], ids=["new", "one has got little"])
+def test_many_new_connections_take_the_credit_once(first_bytes, broker_ms, mutes):
+    """What all of them get is not known before the first answers."""
+    world = ClosedLoop(make_manager(MB))
+    if first_bytes:
+        consumers(world, 1, first_bytes, batch_bytes=first_bytes, ends_ms=300.0, mutes=mutes)
+        world.run(WINDOW_MS)
+    begin_ms = world.now_ms
+    options = {"batch_bytes": MB, "broker_ms": broker_ms, "mutes": mutes}
+    consumers(world, 100, 50 * MB, begin_ms, by_lane=False, **options)
+    world.run(begin_ms + 40_000.0)
+    assert world.most_in() <= 1.1 * 11 * MB + MB
+    assert world.rate(begin_ms + 20_000.0, world.now_ms) >= 0.9 * MB
+
+
+@pytest.mark.parametrize("broker_ms", [2.0, 200.0])
+def test_new_connections_of_a_client_far_below_its_bound_are_answered_at_once(broker_ms):
+    world = ClosedLoop(make_manager(10 * MB))
+    consumers(world, 90, SMALL_BATCH, batch_bytes=SMALL_BATCH, think_ms=1000.0, broker_ms=broker_ms)
+    world.run(10_000.0)
+    assert world.longest_latency_ms == pytest.approx(broker_ms)

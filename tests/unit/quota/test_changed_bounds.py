@@ -1,6 +1,7 @@
 """Bounds that change while clients are at them: no time gets more than the bounds of it allow."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from closed_loop import (
@@ -18,7 +19,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.entities import DEFAULT
+from proxy.quota.gate import Waiter
+from proxy.quota.rules import Budget, QuotaSettings, Rule, Share
 
 SETTLED_MS = 20_000.0
 LONGEST_WINDOW = 1.1
@@ -193,6 +196,65 @@ def test_a_rule_of_its_own_gives_no_credit_of_a_new_client(kind):
         QuotaSettings(rules=(shared, own, Rule(client_id="c-2", bounds={kind: MB})))
     )
     assert fresh.charge(kind, 9 * MB, 1.0) is None
+
+
+EACH = Rule(client_id=DEFAULT, bounds={CONSUMER: MB})
+ANALYTICS = Budget(name="analytics", bounds={CONSUMER: MB})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"scope": "shared"}, id="shared"),
+        pytest.param({"listener": "default"}, id="with a listener"),
+        pytest.param({"share": Share(ANALYTICS)}, id="in a budget"),
+        pytest.param({"share": Share(ANALYTICS), "bounds": {}}, id="bound by a budget alone"),
+        pytest.param(
+            {"share": Share(ANALYTICS), "bounds": {CONSUMER: MB / 2}}, id="with less in a budget"
+        ),
+    ],
+)
+def test_what_a_client_took_of_its_bound_is_owed_after_a_change_of_its_sensor(change):
+    world = QuotaWorld(EACH)
+    clients = [world.client_quotas("c-1"), world.client_quotas("c-1", user="u")]
+    assert clients[0].charge(CONSUMER, 10 * MB, 0.0) is None
+    assert clients[1].charge(CONSUMER, 1, 0.0) is None
+    taken, rule = 0, replace(EACH, **change)
+    for now_ms in range(1, int(WINDOW_MS), 100):
+        if now_ms % 1000 == 1:
+            world.quotas.update(QuotaSettings(rules=(rule,)))
+        for client in clients:
+            waiter = Waiter(lambda _: None)
+            if client.admit(CONSUMER, waiter, None, now_ms, holds=True):
+                hold = client.charge(CONSUMER, 100_000, now_ms)
+                taken += 100_000 if hold is None or hold.due_ms <= WINDOW_MS else 0
+            waiter.leave(now_ms)
+    assert 0 < taken <= LONGEST_WINDOW * 11 * MB - 10 * MB, "ten seconds' worth was taken before"
+
+
+def test_others_of_a_shared_sensor_pay_for_no_more_than_a_rate_would_show():
+    world = QuotaWorld(EACH)
+    heavy, light = world.client_quotas("c-1"), world.client_quotas("c-2")
+    heavy.charge(CONSUMER, 1000 * MB, 0.0)
+    light.charge(CONSUMER, 1000, 0.0)
+    world.quotas.update(QuotaSettings(rules=(replace(EACH, scope="shared"),)))
+    heavy.charge(CONSUMER, 0, 1.0)
+    (shared,) = heavy.charged
+    assert shared.debt_ms(1.0) == shared.span_ms
+    light.charge(CONSUMER, 0, 1001.0)
+    assert light.charged == heavy.charged
+    assert shared.debt_ms(1001.0) == pytest.approx(shared.span_ms - 1000.0)
+
+
+def test_who_leaves_a_shared_sensor_takes_no_debt_of_others_along():
+    shared = Rule(client_id_prefix="c", scope="shared", bounds={CONSUMER: MB})
+    world = QuotaWorld(shared)
+    heavy, light = world.client_quotas("c-1"), world.client_quotas("c-2")
+    heavy.charge(CONSUMER, 100 * MB, 0.0)
+    light.charge(CONSUMER, 1000, 0.0)
+    world.quotas.update(QuotaSettings(rules=(replace(shared, scope="each"),)))
+    assert light.charge(CONSUMER, 1000, 1.0) is None
+    assert heavy.charge(CONSUMER, 1000, 1.0) is None, "nobody knows whose the debt is"
 
 
 def test_a_raise_is_not_made_larger_by_a_pause():

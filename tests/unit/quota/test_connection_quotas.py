@@ -241,7 +241,41 @@ def test_a_reconnect_does_not_begin_the_rate_anew():
         place, wait_ms = world.enter()
         world.connections.leave(place)
         waits.append(wait_ms)
-    assert waits == [0.0, 1000.0, 2000.0]
+    assert waits == [0.0, 1000.0, 1000.0], "who leaves before its turn gives that back"
+    world.now_ms += 1000.0
+    assert world.enter()[1] == 1000.0
+
+
+def test_who_connects_and_closes_all_the_time_keeps_nobody_out():
+    world = ConnectionWorld(paced(10, client_id="c"))
+    strangers = [world.enter()[0] for _ in range(210)]
+    world.refused()
+    for stranger in strangers[::-1]:
+        world.connections.leave(stranger)
+        world.now_ms += 1.0
+    assert [world.enter()[1] for _ in range(2)] == pytest.approx([90.0, 190.0])
+
+
+def test_a_turn_that_is_given_back_is_the_next_one_that_is_free():
+    world = ConnectionWorld(paced(1, client_id="c"))
+    _, _, gone, _ = (world.enter()[0] for _ in range(4))
+    world.connections.leave(gone)
+    assert [world.enter()[1] for _ in range(2)] == [2000.0, 4000.0]
+
+
+def test_a_higher_rate_helps_at_once_and_a_lower_one_makes_nothing_of_before_longer():
+    def update(rate):
+        world.update(paced(rate, client_id="c"))
+        return world
+
+    world = ConnectionWorld(paced(0.001, client_id="c"))
+    place, wait_ms = world.enter()
+    assert wait_ms == 0.0
+    world.refused()
+    assert [update(1000).enter()[1] for _ in range(999)] == [0.0] * 999
+    assert world.enter()[1] == pytest.approx(1.0)
+    assert update(0.1).enter()[1] == pytest.approx(1001.0)
+    world.connections.leave(place)
 
 
 def test_a_login_that_changes_no_rule_is_no_second_connection():
@@ -284,17 +318,26 @@ def test_few_are_looked_at_for_room():
 
 @given(
     st.floats(0.2, 50.0),
-    st.lists(st.tuples(st.floats(0.0, 3000.0), st.integers(1, 30)), max_size=30),
+    st.lists(
+        st.tuples(st.floats(0.0, 3000.0), st.integers(1, 30), st.sets(st.integers(0, 40))),
+        max_size=30,
+    ),
 )
 def test_no_time_has_more_than_the_rate_and_a_second(rate, waves):
     """What is let in within any time T is at most the rate times T and what may come at once."""
     world = ConnectionWorld(paced(rate, client_id="c"))
-    entered = []
-    for pause_ms, count in waves:
+    entered, waiting = [], []
+    for pause_ms, count, leaving in waves:
         world.now_ms += pause_ms
+        for number in sorted(leaving, reverse=True):
+            if number < len(waiting) and waiting[number][0] > world.now_ms:
+                entered.remove(waiting[number][0])
+                world.connections.leave(waiting.pop(number)[1])
         for _ in range(count):
             try:
-                entered.append(world.now_ms + world.enter()[1])
+                place, wait_ms = world.enter()
+                entered.append(world.now_ms + wait_ms)
+                waiting.append((entered[-1], place))
             except ConnectionRefused:
                 break
     entered.sort()

@@ -114,6 +114,14 @@ def test_one_that_takes_long_counts_no_more():
 
 def test_what_the_formula_lets_pass_may_be_under_way():
     world = GateWorld(bound=BOUND / 10, allowance_ms=1000.0)
+    world.expect(USEFUL_GRANT_BYTES)
+    assert not world.waits(world.waiter("a"), 0.0)
+    world.expect(USEFUL_GRANT_BYTES)
+    assert world.waits(world.waiter("b"), 0.0)
+
+
+def test_what_a_first_fetch_brings_may_be_a_large_batch():
+    world = GateWorld(allowance_ms=2000.0)
     world.expect()
     assert not world.waits(world.waiter("a"), 0.0)
     world.expect()
@@ -185,6 +193,15 @@ def test_a_response_that_is_not_held_is_limited_near_the_bound(
 def test_while_the_schedule_decides_what_the_formula_lets_pass_does_not_count():
     world = GateWorld(owed_ms=1.0, allowance_ms=2 * TURNS_ROUND_MS)
     assert world.gate.limit(ASKED, ASKED, 0.0) == UNDER_WAY
+
+
+def test_one_that_asks_for_less_than_nothing_leaves_others_no_more():
+    world = GateWorld(owed_ms=1.0)
+    for asked in (-(2**31), UNDER_WAY, UNDER_WAY):
+        granted = world.gate.limit(world.gate.grant(asked, 0.0), ASKED, 0.0)
+        world.expect(granted=granted)
+    assert granted == LEAST_GRANT_BYTES
+    assert world.gate.granted_size == UNDER_WAY + LEAST_GRANT_BYTES
 
 
 @pytest.mark.parametrize("end", ["answered", "cancelled", "takes long"])

@@ -10,6 +10,7 @@ from parts.quota_world import QuotaWorld, taken
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import GRANT_MS, FetchSizes, InFlightFetch, Waiter
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
+from proxy.quota.values import MAX_SIZE_BYTES
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 REQUEST = QuotaKind.REQUEST_PERCENTAGE
@@ -149,6 +150,16 @@ def test_a_client_far_below_its_bound_always_passes():
         assert world.ask(0, ASKED_BYTES, now_ms) == ASKED_BYTES
         assert world.answer(0, 1000, now_ms) is None
     assert world.passed == before + 200
+
+
+@pytest.mark.parametrize("burst_ms", [None, 60_000.0])
+def test_a_bound_as_large_as_sizes_go_lends_what_can_be_counted(burst_ms):
+    largest = Rule(client_id="c", bounds={CONSUMER: MAX_SIZE_BYTES})
+    world = FetchWorld(leases=True)
+    world.quotas.update(QuotaSettings(rules=(largest,), burst_ms=burst_ms))
+    world.client.charge(CONSUMER, 1000, 0.0)
+    assert world.takes(0, 1000, HOUR_MS)
+    assert world.client.charge(CONSUMER, 1000, HOUR_MS) is None
 
 
 def test_who_may_take_little_at_once_passes_far_below_its_bound():

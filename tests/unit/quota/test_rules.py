@@ -340,6 +340,11 @@ def test_the_last_open_rule_overflows_into_other_and_the_rest_keep_their_keys():
             )
             for bound in (0.0, -1.0, float("inf"), float("nan"))
         ),
+        pytest.param(
+            {"user": "a", "bounds": {CONSUMER: 1e-310}},
+            "rule 7 (q.yaml:3): consumer_byte_rate is 1e-310: give 0.000000001 or more",
+            id="what divides nothing",
+        ),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(arguments, message):

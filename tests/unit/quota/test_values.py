@@ -2,7 +2,9 @@
 
 import pytest
 
+from proxy.quota.entities import CONNECTION_RATE, REQUEST_PERCENTAGE
 from proxy.quota.values import (
+    MIN_NUMBER,
     BadValueError,
     number_parser,
     parse_count,
@@ -38,3 +40,20 @@ def test_what_has_room_for_its_digits_is_read(text, size_bytes):
             parse_size(text)
     else:
         assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [
+        REQUEST_PERCENTAGE.unit.parse,
+        CONNECTION_RATE.unit.parse,
+        number_parser("a weight", "write one"),
+        number_parser("a gain", "write one", zero=True),
+    ],
+)
+@pytest.mark.parametrize("value", [1e-310, "1e-310", 1e-320, 1e-300, 0.9e-9])
+def test_a_number_that_would_divide_to_infinity_is_refused(parse, value):
+    with pytest.raises(BadValueError, match="is too small") as caught:
+        parse(value)
+    assert caught.value.fix == "write at least 0.000000001"
+    assert parse(MIN_NUMBER) == MIN_NUMBER
