@@ -96,7 +96,8 @@ def _have_standard_streams() -> None:
     sys.stdout = sys.stdout or os.fdopen(STDOUT, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(OSError):  # a pipe in the place of a file, of which it asks where it is
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -185,7 +185,7 @@ async def test_the_commands_pause_and_resume(
     code, _, err = await command("pause", *where)
     assert (code, "does not answer" in err) == (1, True)
     code, _, err = await command("pause", "--url", "nowhere")
-    assert (code, "not a URL" in err) == (1, True)
+    assert (code, "not a URL" in err) == (2, True)
     code, _, err = await command("pause", "--url", url, "--token-file", str(tmp_path / "none"))
     assert (code, "No such file" in err) == (2, True)
 

@@ -19,7 +19,7 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(348, 200),
+    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(349, 200),
     "proxy/launcher": Budget(630, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1320, 650),
