@@ -10,7 +10,7 @@ from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.unshown_frames import UnshownFrames
 from proxy.wire.fetch_response import FetchWalker, fetch_body, read_at_once
 from proxy.wire.fetch_run import fetch_run_shape
-from proxy.wire.layout import UNREADABLE
+from proxy.wire.layout import UNREADABLE, TooManyElements
 
 ShownRow: TypeAlias = tuple[RequestKind, bytes, bytes, float, int, int]
 """The kind of a request, its frame, that of its response; when the request was read, in ms. Then,
@@ -72,7 +72,10 @@ def _seen(kind: RequestKind, frame: bytes, read_ms: float) -> InterceptedRequest
     interceptor = kind.session.interceptor
     if interceptor is None or not kind.is_wanted(read_ms):
         return None
-    return interceptor.request(kind.first, memoryview(frame), read_ms)
+    try:
+        return interceptor.request(kind.first, memoryview(frame), read_ms)
+    except TooManyElements:
+        return None
 
 
 def _record(kind: RequestKind, seen: InterceptedRequest, response: bytes) -> None:

@@ -69,11 +69,8 @@ class TopicTraffic:
         """
         try:
             ask = read_fetch_request(version, body)
-        except (
-            MalformedFrame,
-            TooManyElements,
-        ):  # the broker says so, or it is too long to be kept
-            self._guess(now_ms)
+        except (MalformedFrame, TooManyElements):
+            self._guess(now_ms)  # the broker says so, or it is too long to be kept
             return
         if ask.is_full:
             self._asked, self._asked_count, self._is_cut = {}, 0, False

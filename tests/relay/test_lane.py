@@ -25,6 +25,7 @@ from proxy.relay.lane import Kind, Lane
 from proxy.relay.services import Limits
 from proxy.relay.timing import SAMPLE_EVERY
 from proxy.wire.apis import FETCH, PRODUCE
+from proxy.wire.layout import TooManyElements
 
 pytestmark = pytest.mark.skipif(Lane is None, reason="there was no compiler")
 
@@ -292,6 +293,28 @@ async def test_what_was_shown_goes_with_a_request_that_python_takes_over():
         for _ in range(2):
             await client.frame()
         await until(lambda: shown.log[-1] == (9, "ended"))
+
+
+async def test_what_has_too_many_elements_passes_unread():
+    async with open_lab(lane=True) as lab:
+        shown = Shown()
+        lab.services.interceptor = lambda *_: shown
+        client, broker = await warmed_up(lab, "shown fetch")
+
+        def refuse(*_):
+            raise TooManyElements
+
+        shown.request = refuse
+        request, response = REQUESTS["shown fetch"]
+        for number in range(8, 12):
+            await client.send(request(number))
+            assert await broker.frame() == request(number)
+            await broker.send(response(number, 10))
+            assert await client.frame() == response(number, 10)
+        flows(lab).shown.show()
+        await client.send(request(12))
+        assert await broker.frame() == request(12)
+        assert not lab.rejected("internal_error")
 
 
 async def test_what_cannot_be_read_ends_the_connection():
