@@ -121,7 +121,7 @@ class DriverView:
 
     def per_batch(self, rate: float) -> int:
         """Return how many offsets a batch has at so many records per second."""
-        records = rate * (self.interval_ms or 0.0) / MS_PER_SECOND
+        records = min(rate, MAX_OFFSETS) * (self.interval_ms or 0.0) / MS_PER_SECOND
         return max(1, round(min(records * self.measurements.per_record, MAX_OFFSETS)))
 
     @property

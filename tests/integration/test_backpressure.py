@@ -103,6 +103,23 @@ def test_a_query_of_which_nothing_is_known_starts_slowly(
 
 
 @pytest.mark.usefixtures("no_data_loss")
+def test_a_query_with_the_default_trigger_reads_on(
+    proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic
+) -> None:
+    """Where neither the trigger nor the rule has an interval, what comes in is read."""
+    rule = {"client-id": "at-once", "consumer_byte_rate": HIGH_BOUND_BYTES, "adaptive": {}}
+    running = proxy(rules=[rule])
+    listen(running)
+    query = stream(running, "at-once", topic(2))
+    query.feed(200, RECORD_BYTES)
+    query.start("0 seconds")
+    for end in (400, 600, 800):
+        query.feed(200, RECORD_BYTES)
+        query.until_read({0: end, 1: end})
+    query.stop()
+
+
+@pytest.mark.usefixtures("no_data_loss")
 def test_batches_follow_the_rate_of_processing(
     kafka: EmbeddedBroker, proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic
 ) -> None:
