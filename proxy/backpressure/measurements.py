@@ -303,8 +303,12 @@ class BatchMeasurements:
         left, arrivals = drivers.left_out(batch.ranges), self._input_rate.rate
         size = self.bytes_per_record.steady
         per_offset = 1 / self.per_record
+        time_ms = batch.timestamp_ms + execution_ms
+        is_clock_back = self._latest is not None and time_ms < self._latest.time_ms
+        if is_clock_back and isinstance(self.estimator, PidEstimator):
+            self.estimator.begin_run()  # it would pass over all until the clock is there again
         self._latest = FinishedBatch(
-            time_ms=batch.timestamp_ms + execution_ms,
+            time_ms=time_ms,
             records=records,
             processing_ms=processing_ms,
             waited_ms=waited_ms,

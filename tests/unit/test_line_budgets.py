@@ -31,7 +31,7 @@ BUDGETS = {
     "proxy/relay": Budget(6645, 4300),
     "proxy/usage": Budget(1000, 1000),
     "proxy/pipeline": Budget(3089, 2700),
-    "proxy/backpressure": Budget(2520, 1950),
+    "proxy/backpressure": Budget(2525, 1950),
     "proxy/quota": Budget(5700, 3100),
     "proxy/progress": Budget(3740, 2950),
     "proxy/state": Budget(2200, 1300),

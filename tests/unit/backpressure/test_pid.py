@@ -3,9 +3,10 @@
 import math
 
 import pytest
-from backpressure_parts import adaptive
+from backpressure_parts import EPOCH_S, INTERVAL_MS, BackpressureWorld, adaptive, stamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts.reports import batch_document
 
 from proxy.backpressure.cost import FinishedBatch, PidEstimator
 
@@ -169,3 +170,20 @@ def test_no_input_whatever_makes_a_rate_that_is_no_number(gains, min_rate, batch
     for batch in batches:
         rate = pid.compute(seen(*batch))
         assert rate is None or (math.isfinite(rate) and rate >= min_rate)
+
+
+def test_a_driver_whose_clock_is_set_back_gets_new_rates():
+    world = BackpressureWorld()
+    world.start()
+    rates = []
+    for number, (rate, back_s) in enumerate([(1000, 0)] * 3 + [(500, 3600)] * 2):
+        end, records = 1000 * number, 1000
+        world.pass_ms(INTERVAL_MS)
+        timestamp = stamp(EPOCH_S + world.now_ms / 1000 - back_s)
+        took_ms = records * 1000 // rate
+        sizes = {"rows": records, "took_ms": took_ms, "timestamp": timestamp}
+        world.send(
+            "progress", batch=batch_document(number, {0: end}, {0: end + records}, "t", **sizes)
+        )
+        rates.append(world.query_backpressure.rate)
+    assert rates[2:] == [1000, 1000, 500], "the first one on another clock is the first"
