@@ -153,6 +153,9 @@ class Book:
     def group_has(self, group: str, offsets: object) -> None:
         pass
 
+    def group_lacks(self, group: str, keys: object) -> None:
+        pass
+
     def committed(self, _group: str, _offsets: object, _now_ms: float) -> None:
         self.offsets = {}
 
