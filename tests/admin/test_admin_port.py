@@ -177,8 +177,8 @@ async def test_key_updates_without_end_are_not_read(world: AdminWorld, authority
         client.close()
 
 
-async def test_who_does_not_read_its_answers_is_closed(world: AdminWorld, tls: Tls):
-    """Answers of megabytes stay in the kernel's buffers and then in the process."""
+async def until_closed_unread(world: AdminWorld, tls: Tls, asked: bytes) -> None:
+    """Have requests sent by who reads no answer, and return when its connection is closed."""
     limits = PortLimits(head_s=LONG_S, idle_s=SOON_S)
     async with (
         opened(world.server(limits=limits, tls=tls.server)) as server,
@@ -186,9 +186,14 @@ async def test_who_does_not_read_its_answers_is_closed(world: AdminWorld, tls: T
     ):
         caller = await call(stack, server, tls)
         caller.writer.transport.pause_reading()
-        caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * 400)
+        caller.writer.write(asked)
         while connected(server):  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
+
+
+async def test_who_does_not_read_its_answers_is_closed(world: AdminWorld, tls: Tls):
+    """Answers of megabytes stay in the kernel's buffers and then in the process."""
+    await until_closed_unread(world, tls, GET.replace(b"/healthz", b"/page/page.css") * 400)
 
 
 class Scrapes:
@@ -208,16 +213,7 @@ async def test_who_does_not_read_its_scrapes_gets_no_more_of_them(world: AdminWo
     """Each that is asked for behind another would stay in the process, and give it more time."""
     scrapes = Scrapes()
     world.prometheus.register(scrapes)
-    limits = PortLimits(head_s=LONG_S, idle_s=SOON_S)
-    async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
-        AsyncExitStack() as stack,
-    ):
-        caller = await call(stack, server, tls)
-        caller.writer.transport.pause_reading()
-        caller.writer.write(GET.replace(b"/healthz", b"/metrics") * MORE_THAN_WAITS)
-        while connected(server):  # noqa: ASYNC110 - no event tells of it
-            await asyncio.sleep(0)
+    await until_closed_unread(world, tls, GET.replace(b"/healthz", b"/metrics") * MORE_THAN_WAITS)
     assert 0 < scrapes.count < MORE_THAN_WAITS // 2
 
 
