@@ -5,7 +5,7 @@ from array import array
 from bisect import bisect_right
 
 CUT_CONFIRM_MS = 1000.0
-"""How long the log must be seen to end below what is completed before it is taken for another."""
+"""How long the log must be seen to end below what is known before that is believed."""
 
 MIN_END_AGE_MS = 100.0
 """A younger end is recent, whoever asks."""
@@ -55,6 +55,11 @@ class EndHistory:
         if len(ends) >= MAX_SAMPLES:  # from 1 in steps of 2, without the last
             del times[1:-1:2], ends[1:-1:2]
 
+    def cut(self, end: int) -> None:
+        """Forget the samples of higher ends: the log has lost what was there."""
+        kept = bisect_right(self._ends, end)
+        del self._times_ms[kept:], self._ends[kept:]
+
     def passed_ms(self, offset: int) -> float | None:
         """Return when the log end went beyond `offset`, or was first seen there; None: not yet."""
         times, ends = self._times_ms, self._ends
@@ -77,11 +82,12 @@ class LogEdges:
     A lower high watermark than the one known is left out: answers overtake each other, and one for
     read_committed ends at the last stable offset. One from a look-up below what the query has
     completed means that the log is another one (a topic made anew, or cut after an unclean
-    election), once a look-up CUT_CONFIRM_MS later says the same and none in between was higher.
+    election), once a look-up CUT_CONFIRM_MS later says the same and none in between was higher. One
+    of the proxy's own that is not as low is taken for the end in the same way: the log was cut.
     """
 
     __slots__ = (
-        *("_cut_since_ms", "cut_at", "end_ms", "ends"),
+        *("_cut_since_ms", "_lower_since_ms", "cut_at", "end_ms", "ends"),
         *("former_topic_ids", "high_watermark", "log_start_offset", "topic_id"),
     )
 
@@ -102,6 +108,8 @@ class LogEdges:
         self.cut_at: int | None = None
         """Where the last look-up found the log to end, if that was below what is completed."""
         self._cut_since_ms = 0.0
+        self._lower_since_ms = math.inf
+        """Since when own look-ups find the log to end below `high_watermark`."""
         self.ends = EndHistory()
 
     def record_end(self, end: int, now_ms: float) -> bool:
@@ -111,7 +119,7 @@ class LogEdges:
         self.end_ms = max(self.end_ms, now_ms)
         if self.high_watermark is not None and end < self.high_watermark:
             return False
-        self.high_watermark = end
+        self.high_watermark, self._lower_since_ms = end, math.inf
         self.ends.add(now_ms, end)
         return True
 
@@ -119,6 +127,14 @@ class LogEdges:
         """Record the log start, which only goes up."""
         if offset >= 0 and (self.log_start_offset is None or offset > self.log_start_offset):
             self.log_start_offset = offset
+
+    def record_own_lookup(self, end: int, now_ms: float) -> None:
+        """Take a lower end than is known for the end, once it is certain."""
+        if self.high_watermark is not None and end < self.high_watermark:
+            self._lower_since_ms = min(self._lower_since_ms, now_ms)
+            if now_ms - self._lower_since_ms >= CUT_CONFIRM_MS:
+                self.high_watermark = end
+                self.ends.cut(end)
 
     def is_cut(self, end: int, now_ms: float) -> bool:
         """Record a looked-up end below what is completed; return whether it is certain."""

@@ -193,6 +193,8 @@ class PartitionProgress:
         self.client_saw_end |= client_saw_it
         if self.committed_to is None or end >= self.committed_to:
             self.log.cut_at = None
+            if not client_saw_it:  # a client's may be the last stable offset
+                self.log.record_own_lookup(end, now_ms)
         elif self.log.is_cut(end, now_ms):
             self.start_over(f"its log ends at {end} now, below what was completed", now_ms)
         self.record_high_watermark(end, now_ms)

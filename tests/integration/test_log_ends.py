@@ -128,6 +128,27 @@ async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
         await eventually(lambda: orders.partitions[name, 0].lag_records() == 7, "asked again")
 
 
+async def test_a_topic_made_anew_while_nobody_reads_it_leaves_no_lag_that_is_not_there(
+    kafka: EmbeddedBroker, topic: Callable[..., str], fill: Callable[..., None], quick: None
+) -> None:
+    name = topic()
+    fill(name, 9, 20)
+    query = QuerySettings(name="orders", client_id="orders")
+    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: None, lambda _: True)
+    orders = book.query_of("orders")
+    assert orders is not None
+    Reader(orders).fetch_asked(name, None, [(0, 2)], clock_ms())
+    ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])))
+    async with at_work(ends.run()):
+        await eventually(lambda: orders.partitions[name, 0].lag_records() == 7, "asked for")
+        with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+            await asyncio.to_thread(admin.delete_topics([name])[name].result, 30)
+            new = NewTopic(name, 1, 1)
+            await eventually(lambda: admin.create_topics([new])[name].exception() is None, "made")
+        await asyncio.to_thread(fill, name, 5, 20)
+        await eventually(lambda: orders.partitions[name, 0].lag_records() == 3, "believed")
+
+
 async def test_without_anything_followed_nothing_is_opened(
     kafka: EmbeddedBroker, quick: None
 ) -> None:

@@ -33,7 +33,7 @@ BUDGETS = {
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2525, 1950),
     "proxy/quota": Budget(5700, 3100),
-    "proxy/progress": Budget(3740, 2950),
+    "proxy/progress": Budget(3757, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5525, 4430

@@ -202,6 +202,31 @@ def test_a_log_that_ends_below_what_is_completed_is_another_one_when_seen_twice(
     assert part.skips == [(80, 100, "recreated")]
 
 
+def test_a_lower_end_above_what_is_completed_is_believed_when_own_look_ups_see_it_twice():
+    part = Part(50, 100)
+    for now_ms in (1.0, 1.0 + CUT_CONFIRM_MS):
+        part.record_lookup_end(80, now_ms, client_saw_it=True)  # the last stable offset, say
+    assert part.lag_records() == 50
+    for now_ms in (2.0, 1.0 + CUT_CONFIRM_MS):
+        part.record_lookup_end(80, now_ms, client_saw_it=False)
+    assert part.log.high_watermark == 100
+    part.record_lookup_end(80, 2.0 + CUT_CONFIRM_MS, client_saw_it=False)
+    assert (part.committed_to, part.log.high_watermark, part.lag_records()) == (50, 80, 30)
+    part.batch(50, 80)
+    assert (part.lag_records(), part.lag_ms(5_000.0)) == (0, 0)
+    part.record_lookup_end(80, 6_000.0, client_saw_it=False)
+    part.record_high_watermark(90, 6_000.0)
+    assert (part.lag_records(), part.lag_ms(7_000.0)) == (10, 1_000.0)
+
+
+def test_an_end_that_goes_on_between_two_lower_ones_is_not_lowered():
+    part = Part(50, 100)
+    part.record_lookup_end(80, 0.0, client_saw_it=False)
+    part.record_high_watermark(101, 10.0)
+    part.record_lookup_end(99, CUT_CONFIRM_MS, client_saw_it=False)
+    assert part.log.high_watermark == 101
+
+
 def test_answers_that_overtake_each_other_cut_nothing():
     part = Part(80, 100)
     part.record_lookup_end(79, 0.0, client_saw_it=False)
