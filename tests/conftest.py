@@ -1,12 +1,16 @@
 """Fixtures that many tests share: a real broker, topics on it, records in them, a real Spark."""
 
 import faulthandler
+import fcntl
 import gc
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import hypothesis
 import pytest
@@ -32,6 +36,7 @@ hypothesis.settings.load_profile("same")
 gc.disable()  # until the tests are collected: of these objects none is garbage
 
 ANSWER_TIMEOUT_S = 30
+TURN_POLL_S = 0.1
 CLEAN_UP_TIMEOUT_S = 200
 SASL_USERS = {"alice": "alice-secret", "bob": "bob.secret"}
 
@@ -57,13 +62,18 @@ appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
 """
 
 
+def _computes(item: pytest.Item) -> bool:
+    """Return whether a test has a Spark, which takes all the time of a processor that it gets."""
+    has_spark = "spark" in getattr(item, "fixturenames", ())
+    return has_spark or item.path.name.startswith(("test_demo", "test_readme"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files with slow tests first: with several workers, each has something to do until
-    near the end. Those with a Spark, which compute, are spread among those that mostly wait.
+    near the end. Those that compute are spread among those that mostly wait.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    with_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
-    computing = with_spark | {path for path in slow if path.name.startswith("test_demo")}
+    computing = {item.path for item in items if _computes(item)}
     places: dict[Path, float] = dict.fromkeys({item.path for item in items} - slow, 1.0)
     for some in (slow & computing, slow - computing):
         places |= {path: place / len(some) for place, path in enumerate(sorted(some))}
@@ -75,6 +85,32 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run as many tests that compute at once as there are processors, however many workers: the
+    others go on meanwhile. Its time begins when a test has its turn.
+    """
+    if not _computes(item):
+        return (yield)
+    turns = item.config.rootpath / "build"
+    turns.mkdir(exist_ok=True)
+    with ExitStack() as files:
+        names = [turns / f"turn-{number}.lock" for number in range(os.cpu_count() or 1)]
+        opened = [files.enter_context(name.open("w")) for name in names]
+        while not any(_takes_turn(file) for file in opened):
+            time.sleep(TURN_POLL_S)
+        return (yield)
+
+
+def _takes_turn(file: IO[str]) -> bool:
+    """Lock a file until it is closed, also by the end of the process; return whether it is ours."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
