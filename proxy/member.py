@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -76,9 +75,6 @@ STOOD_STILL_S = 1.0
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
 RULES_INTERVAL_S = 0.2  # between two looks whether other rules are in force
-UNREAD = "rates/"
-"""Keys of records that nothing reads any more: usage is in a topic now."""
-
 TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
 
 Work = Callable[[], Coroutine[None, None, None]]
@@ -365,7 +361,6 @@ class Member:
             now_s=time.time(),
         )
         self._audit = AuditLog(self._store)
-        self._drop_unread()
         await self._end_due()
         self._kafka_quotas = KafkaQuotas(
             KafkaClient(self._bootstrap, limit_s=None),
@@ -456,14 +451,6 @@ class Member:
             return
         self._rules.writes = is_leader
         await self._reload_shared_state()
-        await asyncio.to_thread(self._drop_unread)
-
-    def _drop_unread(self) -> None:
-        """Delete what older versions kept, if this process writes what concerns all."""
-        keys = [record.key for record in self._store.items(UNREAD)] if self._rules.writes else []
-        if keys:
-            with suppress(StateError):  # it is tried again at the next start
-                self._store.put_many((), delete=keys)
 
     async def _apply(self, config: Config, secrets: Secrets) -> None:
         """Put quotas, throttling, limits and what the files say now in force.

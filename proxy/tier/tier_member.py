@@ -51,7 +51,7 @@ LEAVE_LIMIT_S = 10.0
 """For all slots to be released, and the group to hear of it. Who is in it for longer is taken for
 dead when its session is over."""
 
-PRIVATE = ("rates/", "watch/", "owed/", "tier/")
+PRIVATE = ("watch/", "owed/", "tier/")
 """What begins so nobody has to read again when another member wrote it."""
 
 _log = get_logger(__name__)
