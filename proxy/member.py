@@ -311,11 +311,9 @@ class Member:
             await self._tier.leave(for_successor=True)
         await self._admin.stop()
         await self._debts.close()
-        await self._audit.close()
         await self._queries.close()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
-        self._audit.resume(self._store)  # in memory, until there is a state again
         self._released = True
 
     async def resume(self) -> None:

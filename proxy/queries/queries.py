@@ -37,7 +37,7 @@ from proxy.queries.record_owner import OwnedBeside, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.slices import Slices
-from proxy.state import Document, KeptParts, StateError, StateWriter, Store
+from proxy.state import Document, KeptParts, StateError, Store
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
@@ -121,7 +121,7 @@ class Queries:
             *(self.registry, self.backpressure, self._names, quotas, self.running, self._turns),
             show_fetched,
         )
-        self._writer: StateWriter | None = None
+        self._store: Store | None = None
         self._writing = asyncio.Lock()
         self._handing_over = asyncio.Lock()
         self._parsing, self._parse_from_ms = asyncio.Lock(), 0.0
@@ -179,7 +179,7 @@ class Queries:
         """Write what is due, in tries as long as there is time; return whether all was written."""
         until_ms = clock_ms() + FLUSH_TIMEOUT_S * MS_PER_SECOND
         while not await self._write():
-            if self._writer is None or clock_ms() > until_ms:
+            if self._store is None or clock_ms() > until_ms:
                 return False
             await asyncio.sleep(REWRITE_PAUSE_S)
         return True
@@ -210,8 +210,7 @@ class Queries:
 
     def resume(self, store: Store) -> None:
         """Write to a store again after `close`, beginning with what has changed meanwhile."""
-        self._writer = StateWriter(store)
-        self.running.store = store
+        self._store = self.running.store = store
 
     def update(self, progress: ProgressSettings, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the queries and pipelines of another configuration."""
@@ -229,9 +228,7 @@ class Queries:
         self._client.close()
         self.running.store = None
         await self._write()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await writer.close()
+        self._store = None
 
     async def accept(self, raw: bytes, scope: QueryScope) -> Document:
         """Record a report on a query of a scope; return what came of it. Raises ReportRefused."""
@@ -363,14 +360,14 @@ class Queries:
     async def _write(self) -> bool:
         """Write what has changed; what can't be written is tried again. Return whether it was."""
         async with self._writing:
-            while (writer := self._writer) is not None:
+            while (store := self._store) is not None:
                 changes = [part.changes() for part in self._parts]
                 records = [record for changed, _ in changes for record in changed]
                 deleted = [key for _, gone in changes for key in gone]
                 if not records and not deleted:
                     return True
                 try:
-                    await writer.put_many(records, delete=deleted)
+                    await store.write(records, delete=deleted)
                 except StateError as error:
                     for part in self._parts:
                         part.changes_failed()

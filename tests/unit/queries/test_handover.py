@@ -21,7 +21,7 @@ from proxy.backpressure.driver_view import DriverView
 from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
 from proxy.queries.following import SENT_ON_MS
 from proxy.quota.entities import ClientIdentity
-from proxy.state import SqliteStore, StateError
+from proxy.state import MemoryStore, SqliteStore, StateError
 from proxy.wire.apis import FETCH, LIST_OFFSETS
 
 LONG_AGO_MS = 60_000
@@ -231,7 +231,7 @@ async def test_a_report_that_comes_too_late_is_to_be_sent_again():
     assert (caught.value.reason, caught.value.status) == (Refusal.OWNED_ELSEWHERE, 503)
 
 
-class FullStore:
+class FullStore(MemoryStore):
     """Takes nothing."""
 
     def put_many(self, records, *, delete=()):  # noqa: ARG002
