@@ -163,7 +163,8 @@ class Launcher:
             self._ports.open_all(hot_restart.sharing_ports_with)
             is_successor = predecessor is not None
             if is_successor:
-                await asyncio.to_thread(_check_state, self._config)
+                way = bootstrap_of(self._config, read_secrets(self._config), lambda: None)
+                await asyncio.to_thread(check_tier_state, self._config, way)
             hot_restart.release_predecessor()
             gc.collect()
             gc.freeze()  # what is there now stays shared
@@ -285,8 +286,3 @@ class Launcher:
             worker.kill()
         for worker in self._workers:
             await worker.ended.wait()
-
-
-def _check_state(config: Config) -> None:
-    """Read the state as a member would. Blocks. Raises StateError."""
-    check_tier_state(config, bootstrap_of(config, read_secrets(config), lambda: None))

@@ -57,10 +57,6 @@ PRIVATE = ("watch/", "owed/", "tier/")
 _log = get_logger(__name__)
 
 
-class TierError(StateError):
-    """A member cannot be in its tier: what is wrong, where, how to mend it."""
-
-
 def check_tier_state(config: Config, way: Bootstrap) -> None:
     """Read a tier's state as a host's first member would. Blocks. Raises StateError."""
     assert config.tier is not None
@@ -197,7 +193,7 @@ class TierMember:
     async def join(self, admin_port: int) -> None:
         """Return when clients can be served. Other members ask at `admin_port`.
 
-        Raises TierError, MembershipError, StateError.
+        Raises MembershipError, StateError.
         """
         self._admin_url = self._url_at(admin_port)
         client = KafkaClient(self._way)
@@ -213,7 +209,7 @@ class TierMember:
                     _log.warning("the proxy to be replaced is still in the tier")
         except UpstreamError as error:
             fix = "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
-            raise TierError(f"tier {self._tier} cannot be joined: {error}", fix) from error
+            raise StateError(f"tier {self._tier} cannot be joined: {error}", fix) from error
         finally:
             client.close()
         self._is_leaving = False
@@ -244,7 +240,7 @@ class TierMember:
             if not in_force.done():
                 problem = member.problem or "nobody gives it a map of slots"
                 fix = "see the log; give the machine a name of its own, and look at the brokers"
-                raise TierError(f"tier {self._tier} is not joined: {problem}", fix)
+                raise StateError(f"tier {self._tier} is not joined: {problem}", fix)
         finally:
             in_force.cancel()
 
@@ -370,7 +366,7 @@ class TierMember:
             if not self._ownership.in_force.is_set() and not self._failed.done():
                 what, _, fix = member.refusal.reason.partition(": ")
                 text = f"tier {self._tier} refuses member {self.name}: {what}"
-                self._failed.set_exception(TierError(text, fix or "see the tier's log"))
+                self._failed.set_exception(StateError(text, fix or "see the tier's log"))
             return
         self._ownership.use(member.fence)
         others = assignment.members.keys() - {self.name}

@@ -270,7 +270,7 @@ from proxy.tier import tier_member
 join = tier_member.TierMember.join
 async def fail(self, admin_port):
     await join(self, admin_port)
-    raise tier_member.TierError("it fails here", "nothing")
+    raise tier_member.StateError("it fails here", "nothing")
 tier_member.TierMember.join = fail
 sys.exit(cli.main())
 """
