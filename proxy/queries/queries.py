@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
@@ -37,7 +36,7 @@ from proxy.queries.record_owner import OwnedBeside, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.slices import Slices
-from proxy.state import Document, KeptParts, StateError, Store
+from proxy.state import Document, StateError, Store
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
@@ -108,7 +107,7 @@ class Queries:
         )
         self.committer = Committer(self.registry, partial(KafkaClient, bootstrap))
         self.log_ends = LogEnds(self.registry, KafkaClient(bootstrap))
-        self._parts: tuple[KeptParts[Any], ...] = self.registry, self.backpressure, self.running
+        self._journals = [each.journal for each in (self.registry, self.backpressure, self.running)]
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
@@ -191,7 +190,8 @@ class Queries:
 
     def _forget_leaving(self) -> bool:
         """Write nothing more of what has left; return whether all of it was written."""
-        are_kept = [part.forget_leaving() for part in self._parts]
+        parts = self.registry, self.backpressure.journal, self.running.journal
+        are_kept = [each.forget_leaving() for each in parts]
         return all(are_kept)
 
     def _take(
@@ -361,7 +361,7 @@ class Queries:
         """Write what has changed; what can't be written is tried again. Return whether it was."""
         async with self._writing:
             while (store := self._store) is not None:
-                changes = [part.changes() for part in self._parts]
+                changes = [journal.take() for journal in self._journals]
                 records = [record for changed, _ in changes for record in changed]
                 deleted = [key for _, gone in changes for key in gone]
                 if not records and not deleted:
@@ -369,8 +369,8 @@ class Queries:
                 try:
                     await store.write(records, delete=deleted)
                 except StateError as error:
-                    for part in self._parts:
-                        part.changes_failed()
+                    for journal in self._journals:
+                        journal.give_back()
                     _log.error("progress not kept, trying again", error=str(error))
                     return False
         return False

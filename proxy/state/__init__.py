@@ -3,7 +3,7 @@
 Who writes often, on the event loop, has `Store.write`.
 """
 
-from .journal import Journal, KeptParts, RecordFormat
+from .journal import Journal, RecordFormat
 from .kafka.kafka_store import KafkaStore
 from .kafka.slot_store import SlotStore
 from .kafka.slot_table import GroupFence
@@ -17,7 +17,6 @@ __all__ = [
     "Journal",
     "Json",
     "KafkaStore",
-    "KeptParts",
     "MemoryStore",
     "Record",
     "RecordFormat",
