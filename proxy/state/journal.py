@@ -104,13 +104,11 @@ class Journal:
         """Record that the record of a key is to be deleted, unless it is written anew."""
         self._deletes[key] = None
 
-    def forget(self, parts: Container[JournalPart]) -> list[JournalItem]:
-        """Write nothing of these parts any more; return what of them was changed or just taken."""
-        gone = [item for item in (*self.changed, *self._taken[0]) if item[0] in parts]
-        for item in gone:
-            self.changed.pop(item, None)
-            self._taken[0].pop(item, None)
-        return gone
+    def forget(self, parts: Container[JournalPart]) -> None:
+        """Write nothing of these parts any more, also of what was just taken."""
+        for items in (self.changed, self._taken[0]):
+            for item in [item for item in items if item[0] in parts]:
+                del items[item]
 
     def forget_leaving(self) -> bool:
         """Write nothing more of what has left; return whether all of it was written.
