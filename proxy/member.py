@@ -435,20 +435,19 @@ class Member:
             await self._tier.join(self._admin.port)
         self._share_admin_port()
 
-    async def _reload_shared_state(self) -> None:
-        """Read what another process has written that concerns all. Raises StateError."""
-        await self._rules.reread()
-        await self._audit.reread()
+    async def _reload_shared_state(self, failing: str) -> None:
+        """Read what another process has written that concerns all, or log what is failing."""
+        try:
+            await self._rules.reread()
+            await self._audit.reread()
+        except StateError as error:
+            _log.error(failing, error=str(error))
 
     async def _lead(self, is_leader: bool) -> None:
-        """Keep what concerns all from now on, or leave it to another process.
-
-        Raises StateError when what there is cannot be read.
-        """
-        if is_leader == self._rules.writes:
-            return
-        self._rules.writes = is_leader
-        await self._reload_shared_state()
+        """Keep what concerns all from now on, or leave it to another process."""
+        if is_leader != self._rules.writes:
+            self._rules.writes = is_leader
+            await self._reload_shared_state("what concerns all members is not read")
 
     async def _apply(self, config: Config, secrets: Secrets) -> None:
         """Put quotas, throttling, limits and what the files say now in force.
@@ -525,13 +524,8 @@ class Member:
 
     def _on_shared_state_changed(self) -> None:
         """Read again what concerns all: another member has written it."""
-        self._reloading = asyncio.create_task(self._try_reload())
-
-    async def _try_reload(self) -> None:
-        try:
-            await self._reload_shared_state()
-        except StateError as error:
-            _log.error("what another member has written is not read", error=str(error))
+        reloading = self._reload_shared_state("what another member has written is not read")
+        self._reloading = asyncio.create_task(reloading)
 
     async def _follow_rules(self) -> None:
         """Show, and give to the tier, which rules are in force here, until cancelled."""
