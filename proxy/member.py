@@ -231,14 +231,14 @@ class Member:
         """
         prepare_process()
         launched, relay, tier = self._launched, self._relay, self._tier
-        hot_restart = HotRestart(predecessor, relay.ports.take_over, stop)
+        hot_restart = HotRestart(predecessor, relay.ports, stop)
         admin: list[socket.socket] = []
         site: AdminServer | None = None
         try:
             if launched is None:
                 log_hints(self._config)
-                relay.open(hot_restart.sharing_ports_with)
-                admin += bind_admin(self._config.admin.bind, hot_restart.sharing_ports_with or ())
+                relay.open()
+                admin += bind_admin(self._config.admin.bind, relay.ports.sharing_with or ())
             else:
                 relay.use(launched.listeners)
             store = await asyncio.to_thread(self._open_store, hot_restart.state_owner)
