@@ -120,7 +120,7 @@ class TierMember:
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
         self.keep = ownership.keep
         self._steering = steering
-        steering.on_learned = self._learned
+        steering.on_learned = self._learn
         self._exchanges = VisitExchanges(quotas, steering, peers)
         self.visited = self._exchanges.charge
         self._budgets = BudgetExchanges(name, quotas, peers, ownership.serving, lambda: rules.keys)
@@ -331,14 +331,10 @@ class TierMember:
         return None if self._member is None else self._ownership.states.assignment
 
     def _learn(self, node_id: int, host: str, port: int) -> None:
-        """Record a broker's real address, and open ports for it where any free ones do."""
+        """Record a broker's address, open ports for it where any free ones do, announce these."""
         self._relay.learn(node_id, host, port)
         for listener in self._relay.listeners.values():
             listener.address_of(node_id)
-
-    def _learned(self, node_id: int, host: str, port: int) -> None:
-        """Follow that a response named a broker: the others are to know our port for it."""
-        self._learn(node_id, host, port)
         self.request_rebalance()
 
     def _announce(self) -> Subscription:
