@@ -2,11 +2,12 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from proxy.admin.document_models import iso
 from proxy.config.secrets import Certificate
+from proxy.relay.brokers import Brokers
 from proxy.relay.relay import Relay
 from proxy.relay.services import Services
 from proxy.state import Document, WriteProbe
@@ -30,31 +31,21 @@ class Readiness(NamedTuple):
     warning: str | None = None
 
 
-def judge(
-    *,
-    reachable: bool,
-    was_reachable: bool,
-    refusal: str | None,
-    silent_s: float | None,
-    loop: str | None = None,
-    unresolved: Collection[str] = (),
-    writable: bool,
-) -> Readiness:
-    """Return the readiness, from what the probes of the cluster have shown.
+def judge(brokers: Brokers, now_s: float, *, writable: bool) -> Readiness:
+    """Return the readiness, from what the probes of the cluster have shown until now.
 
-    `reachable` is of the last probe, `was_reachable` of any, `refusal` why the last one could not
-    log in, and `silent_s` for how long none was answered; None if that is not so. `loop` is what
-    leads to this proxy itself, `unresolved` are the names of brokers whose last good addresses
-    serve, and `writable` is whether the state took the last write.
+    `writable` is whether the state took the last write.
     """
-    if reachable:
-        names = f"{UNRESOLVED}: {', '.join(sorted(unresolved))}" if unresolved else None
+    loop, refusal, since_s = brokers.loop, brokers.refusal, brokers.silent_since_s
+    if brokers.reachable:
+        failing = sorted(brokers.bootstrap.resolver.failing())
+        names = f"{UNRESOLVED}: {', '.join(failing)}" if failing else None
         return Readiness(warning=NOT_WRITABLE if not writable else loop or names)
     if refusal is not None:
         text = f"{REFUSED}: {refusal}"
         # Brokers answer, and clients log in for themselves.
-        return Readiness(warning=text) if was_reachable else Readiness(text)
-    if was_reachable and silent_s is not None and silent_s < SILENCE_GRACE_S:
+        return Readiness(warning=text) if brokers.was_reachable else Readiness(text)
+    if brokers.was_reachable and since_s is not None and now_s - since_s < SILENCE_GRACE_S:
         return Readiness(warning=loop or SILENT)
     return Readiness(loop or SILENT)
 
@@ -110,25 +101,15 @@ class Health:
 
     def readiness(self) -> Readiness:
         """Return whether clients can be served."""
-        brokers = self._relay.brokers
-        since_s = brokers.silent_since_s
-        return judge(
-            reachable=brokers.reachable,
-            was_reachable=brokers.was_reachable,
-            refusal=brokers.refusal,
-            silent_s=None if since_s is None else self._services.loop.time() - since_s,
-            loop=brokers.loop,
-            unresolved=brokers.bootstrap.resolver.failing(),
-            writable=self._store.writable,
-        )
+        now_s = self._services.loop.time()
+        return judge(self._relay.brokers, now_s, writable=self._store.writable)
 
     def show(self) -> None:
-        """Show by metrics what else only `/readyz`, the log and the state would."""
+        """Show by metrics what else only the log and the state would."""
         services, relay = self._services, self._relay
         instruments, brokers, quotas = services.instruments, relay.brokers, services.quotas
         instruments.connections_limit.set_function(lambda: services.limits.max_connections)
         instruments.silent_connections.set_function(lambda: len(relay.silent))
-        instruments.ready.set_function(lambda: self.readiness().reason is None)
         instruments.cluster_reachable.set_function(lambda: brokers.answers)
         instruments.login_refused.set_function(lambda: brokers.refusal is not None)
         instruments.state_writable.set_function(lambda: self._store.writable)

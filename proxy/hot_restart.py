@@ -3,7 +3,6 @@
 import asyncio
 import faulthandler
 import socket
-from collections import Counter
 from collections.abc import Callable, Collection
 
 from structlog import get_logger
@@ -13,7 +12,7 @@ from proxy.cluster.upstream import Address
 from proxy.config.endpoints import HostPort
 from proxy.config.stores import FormerOwner
 from proxy.quota.rule_registry import read_changes
-from proxy.relay.ports import bind_ports
+from proxy.relay.ports import SharedPorts, bind_ports
 from proxy.relay.take_over import SERVE_TIMEOUT_S, OldProcess, Predecessor, Replaced, TakeOverError
 from proxy.state import Store
 
@@ -23,21 +22,15 @@ _log = get_logger(__name__)
 class HotRestart:
     """Takes the place of a `predecessor`, if there is one, unless `stop` is set before.
 
-    `take_over` has what connects come to this process, where it waits.
+    The `ports` of this process, which are to be opened then, are shared with it.
     """
 
     def __init__(
-        self,
-        predecessor: Predecessor | None,
-        take_over: Callable[[], None],
-        stop: asyncio.Event | None,
+        self, predecessor: Predecessor | None, ports: SharedPorts, stop: asyncio.Event | None
     ) -> None:
-        self._predecessor, self._take_over, self._stop = predecessor, take_over, stop
-
-    @property
-    def sharing_ports_with(self) -> Counter[Address] | None:
-        """How many sockets the predecessor has, by where they listen; None without one."""
-        return None if self._predecessor is None else self._predecessor.sockets
+        self._predecessor, self._ports, self._stop = predecessor, ports, stop
+        if predecessor is not None:
+            ports.sharing_with = predecessor.sockets
 
     @property
     def state_owner(self) -> FormerOwner | None:
@@ -64,7 +57,7 @@ class HotRestart:
         self._check_wanted()
         # Also where a call never returns; it says where that is.
         faulthandler.dump_traceback_later(SERVE_TIMEOUT_S, exit=True)
-        self._take_over()
+        self._ports.take_over()
         if not self._predecessor.release(SERVE_TIMEOUT_S):
             text = "the proxy to be replaced has ended by itself"
             _log.warning(text, process=self._predecessor.pid)

@@ -1,26 +1,84 @@
-"""One member: it opens ports and state, joins its tier, is replaced, and ends."""
+"""One member: its parts, its ports and its state, its place in a tier, its end."""
 
 import asyncio
+import ctypes
+import gc
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
+from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from structlog import get_logger
 
+from metrics import Instruments, MemberInstruments, UsageInstruments
+from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.exposition import OF_LOG, FigureCollector
+from metrics.member_names import ONLY_MEMBER, member_name
+from proxy.admin.admin_parts import AdminParts
+from proxy.admin.audit import BY_FILE, AuditLog
+from proxy.admin.history import History
+from proxy.admin.port.admin_port import PortLimits
+from proxy.admin.request_times import RequestTimes, watch_lag
 from proxy.admin.server import AdminError, AdminServer
-from proxy.cluster.upstream import Address
+from proxy.cluster.kafka_client import KafkaClient
+from proxy.cluster.upstream import LOGIN_REFUSED, Address
 from proxy.config import Config
 from proxy.config.check_report import find_start_hints
-from proxy.config.models import HIDE_PASSWORD
+from proxy.config.descriptors import share_files
+from proxy.config.differences import find_differences, find_schedule_changes
+from proxy.config.models import HIDE_PASSWORD, MAX_WORKERS
 from proxy.config.reload import Reloader
+from proxy.config.secrets import Secrets, read_secrets
 from proxy.config.stores import FormerOwner, open_store
 from proxy.debt_records import KeptDebts
+from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
+from proxy.health import Health
 from proxy.hot_restart import HotRestart, bind_admin
+from proxy.log_queue import log_level, log_queue
+from proxy.progress.query_registry import owns_all
+from proxy.queries.queries import Queries
+from proxy.quota.entities import QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import Meter
+from proxy.quota.meters import OF_SENSORS
+from proxy.quota.rule_registry import KeptChange, RuleRegistry
+from proxy.quota.rules import QuotaPause, Rule
+from proxy.quota.validation import selector
+from proxy.relay.brokers import Brokers
+from proxy.relay.clients import ClientRegistry, ClientUsage
+from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.ports import ListenerError, close_all
+from proxy.relay.pump import MAX_PIPES
+from proxy.relay.relay import Relay
+from proxy.relay.services import Reapers, Services, ThrottleMode
 from proxy.relay.take_over import Predecessor
-from proxy.state import StateError, Store
-from proxy.wiring import MemberProcess, prepare_process
+from proxy.release import VERSION
+from proxy.slices import Slices
+from proxy.state import MemoryStore, StateError, Store, WriteProbe
+from proxy.tasks import end_tasks
+from proxy.tier.key_rules import digest_in_force
+from proxy.tier.slot_map import SlotSteering
+from proxy.tier.tier_member import TierMember
+from proxy.usage.observed_usage import Observed, read_observed
+from proxy.usage.usage_meter import Metering, UsageMeter
+from proxy.usage.usage_topic import UsageTopic, UsageWriter
+from proxy.wiring import access_of, bootstrap_of, limits_of, listeners_of, prepare_process
+
+STOOD_STILL_S = 1.0
+"""A lag after which clients are held to their bounds by schedule: their sensors saw nothing."""
+
+EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
+RULES_INTERVAL_S = 0.2  # between two looks whether other rules are in force
+TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
+
+Work = Callable[[], Coroutine[None, None, None]]
+T = TypeVar("T")
 
 PORT_ERRORS = (ListenerError, AdminError)
 """What `Member.start` raises for a port that cannot be opened."""
@@ -69,17 +127,96 @@ class Member:
     def __init__(
         self, config: Config, path: Path, *, splice: bool = True, launched: LaunchedAs | None = None
     ) -> None:
-        self._config, self._launched = config, launched
+        self._launched = launched
         number, restarts = (0, 0) if launched is None else (launched.number, launched.restarts)
-        self._parts = parts = MemberProcess(config, number, restarts=restarts, splice=splice)
-        self._store = parts.store
-        self._debts = KeptDebts(config.state.kind, parts.quotas, parts.slices)
-        self._reloader = Reloader(path, config, parts.apply, parts.health.record_load)
-        self.reload, self.take_back = self._reloader.request, parts.relay.ports.take_back
+        loop = asyncio.get_running_loop()
+        log_level.set(config.log_level)
+        machine = None if config.tier is None else config.tier.machine
+        self._name = member_name(number, machine) if machine else ONLY_MEMBER
+        self._config = self._in_force = config
+        self._store = WriteProbe(MemoryStore())
+        self._metrics = CollectorRegistry()
+        instruments = Instruments(self._metrics, max_label_sets=config.limits.max_client_entities)
+        instruments.build_info.labels(VERSION).set(1)
+        self._quotas = QuotaManager(config.quota_settings, instruments)
+        self._quotas.on_overflow, self._quotas.on_state = _log_overflow, _log_state
+        tables = (OF_SENSORS, self._quotas.figure_rows), (OF_LOG, lambda: [((), log_queue)])
+        self._metrics.register(FigureCollector(tables, clock_ms, sys.maxsize))
+        for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+            self._metrics.register(collector)
+        errors = instruments.upstream_errors_total
+        self._secrets = read_secrets(config)
+        self._bootstrap = bootstrap_of(config, self._secrets, errors.labels(LOGIN_REFUSED).inc)
+        self._brokers = Brokers(self._bootstrap)
+        new_usage = None if config.usage is None else self._new_usage
+        self._clients = ClientRegistry(instruments.bytes_total, new_usage)
+        self._quotas.on_would_throttle = self._clients.would_throttle
+        self._queries = Queries(
+            config.progress_settings,
+            config.pipelines,
+            self._quotas,
+            self._bootstrap,
+            instruments,
+            metrics=self._metrics,
+            knows_client=self._clients.knows,
+            show_fetched=lambda: self._services.unshown.showing(),  # noqa: PLW0108 - made below
+        )
+        steering = None if machine is None else SlotSteering(self._name)
+        self._services = Services(
+            loop=loop,
+            limits=limits_of(config),
+            mode=ThrottleMode(config.throttle.mode),
+            quotas=self._quotas,
+            reapers=Reapers(loop, instruments),
+            instruments=instruments,
+            clients=self._clients,
+            interceptor=self._queries.following.client,
+            max_pipes=MAX_PIPES if splice else 0,
+            topic_names=self._queries.following.names,
+            passes_unknown_apis=config.cluster.unknown_apis == "pass",
+            # No two members of a host give a connection the same number.
+            numbers=count(1) if machine is None else count(MAX_WORKERS + number, MAX_WORKERS),
+            steering=steering,
+        )
+        listeners = tuple(listeners_of(config, self._secrets, number))
+        self._relay = Relay(listeners, self._brokers, self._services)
+        self._tier: TierMember | None = None
+        self._health = Health(
+            self._relay, self._services, self._store, lambda: self._secrets.certificates
+        )
+        self._history = History(self._quotas.measured_rates)
+        self._request_times = RequestTimes(self._services.times.by_name)
+        self._slices = Slices()
+        """For all long walks of this process."""
+        self._metering = self._make_metering()
+        self._debts = KeptDebts(config.state.kind, self._quotas, self._slices)
+        self._reloader = Reloader(path, config, self._apply, self._health.record_load)
+        self.reload, self.take_back = self._reloader.request, self._relay.ports.take_back
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
         self._released = False
         """Whether a successor may have the state."""
+        if steering is not None:
+            # Who is new here may have had its bound at another member a moment ago.
+            self._quotas.paces_new = True
+            member_instruments = MemberInstruments(self._metrics)
+            member_instruments.workers.set(1)
+            member_instruments.worker_restarts_total.labels(str(number)).inc(restarts)
+            self._tier = TierMember(
+                self._name,
+                config,
+                self._secrets,
+                self._bootstrap,
+                member_instruments,
+                steering=steering,
+                queries=self._queries,
+                lead=self._lead,
+                quotas=self._quotas,
+                slices=self._slices,
+                relay=self._relay,
+                on_shared_state=self._on_shared_state_changed,
+            )
+            self._store.watch_key = self._tier.watch_key
 
     async def start(
         self, predecessor: Predecessor | None = None, stop: asyncio.Event | None = None
@@ -93,26 +230,26 @@ class Member:
         Raises ListenerError, AdminError, StateError, TakeOverError, MembershipError.
         """
         prepare_process()
-        launched, relay, tier = self._launched, self._parts.relay, self._parts.tier
-        hot_restart = HotRestart(predecessor, relay.ports.take_over, stop)
+        launched, relay, tier = self._launched, self._relay, self._tier
+        hot_restart = HotRestart(predecessor, relay.ports, stop)
         admin: list[socket.socket] = []
         site: AdminServer | None = None
         try:
             if launched is None:
                 log_hints(self._config)
-                relay.open(hot_restart.sharing_ports_with)
-                admin += bind_admin(self._config.admin.bind, hot_restart.sharing_ports_with or ())
+                relay.open()
+                admin += bind_admin(self._config.admin.bind, relay.ports.sharing_with or ())
             else:
                 relay.use(launched.listeners)
             store = await asyncio.to_thread(self._open_store, hot_restart.state_owner)
-            await self._parts.load(store)
+            await self._load(store)
             await self._debts.take(self._store)
-            site = self._parts.make_admin()
+            site = self._make_admin()
             await site.start(admin or self._admin_sockets())
             if tier is not None:
                 tier.is_settling = launched is not None and launched.is_looping
                 tier.is_successor |= launched is not None and launched.is_successor
-                await tier.join(self._parts.admin.port)
+                await tier.join(self._admin.port)
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
             self._share_admin_port()
@@ -127,35 +264,56 @@ class Member:
             close_all(admin)
             raise
         if launched is None:
-            _log.info("admin", port=self._parts.admin.port)
+            _log.info("admin", port=self._admin.port)
 
     def accept(self) -> None:
-        """Begin to work."""
-        self.tasks = self._parts.begin(self._reloader.watch, self._debts.run)
+        """Accept clients, and start the work that goes on, which does not end."""
+        self._health.show()
+        self._relay.accept()
+        works: Sequence[Work] = (
+            self._brokers.monitor,
+            self._store.watch,
+            self._watch_lag,
+            self._relay.watch_idle,
+            self._kafka_quotas.watch,
+            self._expire,
+            self._give_memory_back,
+            self._tick,
+            *self._queries.works(),
+            self._reloader.watch,
+            self._debts.run,
+        )
+        if self._metering is not None:
+            works = (*works, self._metering.run)
+        if self._tier is not None:
+            works = (*works, self._tier.watch, self._tier.watch_loads, self._follow_rules)
+        self.tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
 
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""
         try:
-            if self._parts.tier is not None:
-                await self._parts.tier.leave(for_successor=False)
+            if self._tier is not None:
+                await self._tier.leave(for_successor=False)
             if not self._released:
                 await self.release()
             # A successor may have given this back, and not the state.
-            await self._parts.admin.stop()
+            await self._admin.stop()
         finally:
-            await self._parts.end()
+            await self._relay.drain()
+            await end_tasks(self.tasks)
+            if self._metering is not None and self.tasks:
+                await self._metering.close()
+            self._services.reapers.close()
 
     async def release(self) -> None:
         """Close admin port and state, for a successor; all is written by then."""
-        if self._parts.tier is not None:
-            await self._parts.tier.leave(for_successor=True)
-        await self._parts.admin.stop()
+        if self._tier is not None:
+            await self._tier.leave(for_successor=True)
+        await self._admin.stop()
         await self._debts.close()
-        await self._parts.audit.close()
-        await self._parts.queries.close()
+        await self._queries.close()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
-        self._parts.audit.resume(self._store)  # in memory, until there is a state again
         self._released = True
 
     async def resume(self) -> None:
@@ -183,7 +341,66 @@ class Member:
 
     def addresses(self) -> Iterable[Address]:
         """Return where we listen."""
-        return [*self._parts.relay.ports.addresses(), *self._parts.admin.listening.addresses]
+        return [*self._relay.ports.addresses(), *self._admin.listening.addresses]
+
+    async def _load(self, store: Store) -> None:
+        """Take up what the store has, and write there from now on. Raises StateError.
+
+        Of queries and pipelines only what this member owns.
+        """
+        self._store.use(store)
+        self._rules = RuleRegistry(
+            self._quotas,
+            self._store,
+            self._quotas.settings,
+            partial(_in_turn, asyncio.Lock()),
+            partial(_in_turn, asyncio.Lock()),
+            writes=self._tier is None,
+            now_s=time.time(),
+        )
+        self._audit = AuditLog(self._store)
+        await self._end_due()
+        self._kafka_quotas = KafkaQuotas(
+            KafkaClient(self._bootstrap, limit_s=None),
+            self._rules.use_kafka,
+            self._services.instruments.upstream_errors_total,
+        )
+        await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
+        self._queries.load(self._store, owns_all if self._tier is None else self._tier.owns)
+
+    def _make_admin(self) -> AdminServer:
+        """Make what serves operators; `start` it with sockets."""
+        admin = self._config.admin
+        parts = AdminParts(
+            metrics=self._metrics,
+            member=self._name,
+            readiness=self._health.readiness,
+            tier=self._tier,
+            client_of=self._client_of,
+            quotas=self._quotas,
+            rules=self._rules,
+            relay=self._health.relay_status,
+            history=self._history,
+            request_times=self._request_times.documents,
+            reports=self._queries,
+            observe=None if self._config.usage is None else self._observe,
+            audit=self._audit,
+            connections=self._relay.list,
+        )
+        self._services.instruments.ready.set_function(lambda: parts.problems()[0] is None)
+        self._admin = AdminServer(
+            admin.bind.host,
+            parts,
+            access=access_of(self._config, self._secrets),
+            limits=PortLimits(
+                share_files(self._config).admin,
+                admin.max_connections_per_ip,
+                admin.head_timeout,
+                admin.idle_timeout,
+            ),
+            tls=self._secrets.admin,
+        )
+        return self._admin
 
     def _admin_sockets(self) -> list[socket.socket]:
         """Return sockets for the admin port that may be closed, as those of the launcher stay."""
@@ -194,30 +411,218 @@ class Member:
     def _share_admin_port(self) -> None:
         """Answer for all at the port of the host, where the members that can do so accept."""
         if self._launched is not None:
-            self._parts.admin.listening.serve([sock.dup() for sock in self._launched.admin])
+            self._admin.listening.serve([sock.dup() for sock in self._launched.admin])
 
     def _open_store(self, owner: FormerOwner | None) -> Store:
-        if self._parts.tier is not None:
-            return self._parts.tier.open_store(owner)
-        return open_store(self._config, self._parts.bootstrap, owner)
+        if self._tier is not None:
+            return self._tier.open_store(owner)
+        return open_store(self._config, self._bootstrap, owner)
 
     async def _resume_state(self) -> None:
         if self._config.state.kind != "memory":
             await asyncio.to_thread(self._store.close)
             self._store.use(await asyncio.to_thread(self._open_store, None))
-        await self._parts.rules.use_store(self._store)
-        self._parts.queries.resume(self._store)
+        await self._rules.use_store(self._store)
+        self._queries.resume(self._store)
         await self._debts.take(self._store)
         self._released = False
 
     async def _resume_admin(self) -> None:
-        await self._parts.admin.stop()
-        await self._parts.admin.start(self._admin_sockets())
+        await self._admin.stop()
+        await self._admin.start(self._admin_sockets())
 
     async def _rejoin(self) -> None:
-        if self._parts.tier is not None:
-            await self._parts.tier.join(self._parts.admin.port)
+        if self._tier is not None:
+            await self._tier.join(self._admin.port)
         self._share_admin_port()
+
+    async def _reload_shared_state(self, failing: str) -> None:
+        """Read what another process has written that concerns all, or log what is failing."""
+        try:
+            await self._rules.reread()
+            await self._audit.reread()
+        except StateError as error:
+            _log.error(failing, error=str(error))
+
+    async def _lead(self, is_leader: bool) -> None:
+        """Keep what concerns all from now on, or leave it to another process."""
+        if is_leader != self._rules.writes:
+            self._rules.writes = is_leader
+            await self._reload_shared_state("what concerns all members is not read")
+
+    async def _apply(self, config: Config, secrets: Secrets) -> None:
+        """Put quotas, throttling, limits and what the files say now in force.
+
+        And the log level of the file, whatever an operator has set. The audit gets what changed.
+        """
+        self._use_secrets(config, secrets)
+        settings = await asyncio.to_thread(lambda: config.quota_settings)
+        await self._rules.use_file(settings)
+        await self._kafka_quotas.follow(config.quotas.source == "kafka")
+        self._bootstrap.connect_timeout_s = config.limits.connect_timeout_s
+        self._queries.update(config.progress_settings, config.pipelines)
+        self._services.limits = limits_of(config)
+        self._services.mode = ThrottleMode(config.throttle.mode)
+        log_level.set(config.log_level)
+        if self._tier is not None:
+            self._tier.use_config(config)
+        before, self._in_force = self._in_force, config
+        if not self._rules.writes:
+            return
+        was, is_now = await asyncio.to_thread(find_differences, before, config)
+        if was or is_now:
+            await self._audit.record(BY_FILE, "configuration", was, is_now, time.time())
+
+    def _use_secrets(self, config: Config, secrets: Secrets) -> None:
+        """Show other certificates on new connections, log in with another password, and so on."""
+        login, sasl = self._bootstrap.login, config.cluster.sasl
+        if secrets.tls_digest != self._secrets.tls_digest:
+            for name, context in secrets.listeners.items():
+                self._relay.listeners[name].use_tls(context)
+            self._bootstrap.tls = secrets.upstream
+            self._admin.listening.tls = secrets.admin
+            _log.info("certificates renewed")
+        # The password of another user waits with that user for a restart.
+        if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
+            login.renew(secrets.password)
+        if self._metering is not None:
+            self._metering.meter.use_key(secrets.hash_key)
+        # The texts of the tokens that there were at the start: others wait for a restart.
+        self._admin.guard.access = access_of(self._config, secrets)
+        self._secrets = secrets
+        self._health.show_certificates()
+
+    def _new_usage(self) -> ClientUsage:
+        assert self._config.usage is not None
+        return ClientUsage(self._queries.following.names, self._config.usage.sample_every)
+
+    def _make_metering(self) -> Metering | None:
+        """Make what writes usage records, if they are wanted."""
+        usage = self._config.usage
+        if usage is None:
+            return None
+        bytes_total, of_clients = self._services.instruments.bytes_total, self._clients.usage
+        meter = UsageMeter(
+            bytes_total, of_clients, lambda: self._quotas.table, self._secrets.hash_key
+        )
+        topic = UsageTopic(self._bootstrap, usage.topic)
+        writer = UsageWriter(topic, UsageInstruments(self._metrics), self._slices)
+        alone = member_name(0, socket.gethostname().partition(".")[0])
+        member = alone if self._config.tier is None else self._name
+        return Metering(meter, writer, self._slices, member=member, interval_s=usage.interval)
+
+    async def _observe(self, since_s: float) -> Observed:
+        """Return what usage records say of the last so many seconds; raises as `read_observed`."""
+        assert self._config.usage is not None
+        since_ms = round((time.time() - since_s) * MS_PER_SECOND)
+        most, topic = self._config.limits.max_client_entities, self._config.usage.topic
+        return await read_observed(self._bootstrap, topic, since_ms, most, self._slices)
+
+    def _client_of(self, query: str) -> str:
+        """Return the client id of a query by its name."""
+        found = (each.client_id for each in self._in_force.queries if each.name == query)
+        return next(found, query)
+
+    def _on_shared_state_changed(self) -> None:
+        """Read again what concerns all: another member has written it."""
+        reloading = self._reload_shared_state("what another member has written is not read")
+        self._reloading = asyncio.create_task(reloading)
+
+    async def _follow_rules(self) -> None:
+        """Show, and give to the tier, which rules are in force here, until cancelled."""
+        assert self._tier is not None
+        assert self._config.tier is not None
+        gauge, seen = self._services.instruments.rules_digest, -1
+        while True:
+            if self._quotas.generation != seen:
+                seen, table = self._quotas.generation, self._quotas.table
+                await self._tier.use_rules(table.rules)
+                make = partial(digest_in_force, table, enforce=self._quotas.settings.enforce)
+                digest = await asyncio.to_thread(make)
+                gauge.clear()
+                gauge.labels(self._config.tier.name, digest).set(1)
+            await asyncio.sleep(RULES_INTERVAL_S)
+
+    async def _watch_lag(self) -> None:
+        """Measure the lag of the event loop, until cancelled."""
+        await watch_lag(self._observe_lag, clock_ms)
+
+    def _observe_lag(self, lag_s: float) -> None:
+        """Record the lag; others may have served our clients while this process stood still."""
+        self._services.instruments.event_loop_lag_seconds.observe(lag_s)
+        if self._tier is not None and lag_s >= STOOD_STILL_S:
+            walk = self._quotas.pace_immediately(lambda _: True, clock_ms)
+            self._pacing = asyncio.create_task(self._slices.collect(walk))
+
+    async def _expire(self) -> None:
+        """Forget idle sensors and clients, until cancelled."""
+        frozen = gc.get_freeze_count()
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+            frozen = collect_frozen(frozen)
+            await self._slices.collect(self._quotas.expiring(clock_ms()))
+            await self._slices.collect(self._clients.forgetting(clock_ms()))
+
+    async def _give_memory_back(self) -> None:
+        """Give memory that was freed back to the system, until cancelled."""
+        memory = FreedMemory.of(ctypes.CDLL(None))
+        while True:
+            await asyncio.sleep(FREED_INTERVAL_S)
+            memory.give_back()
+
+    async def _end_due(self) -> None:
+        """End overrides and pauses whose time has come; begin and end what has a schedule."""
+        ended, before = list[KeptChange](), self._rules.composed.of_file.scheduled
+        try:
+            ended = await self._rules.end_due(time.time())
+        except StateError as error:
+            _log.error("ended overrides or pauses are still in the state", error=str(error))
+        was, is_now = find_schedule_changes(before, self._rules.composed.of_file.scheduled)
+        if is_now:
+            _log.info("rules changed by their schedules", rules=is_now)
+            if self._rules.writes:
+                await self._audit.record(BY_FILE, "schedules", was, is_now, time.time())
+        for each in ended:
+            if isinstance(each, QuotaPause):
+                _log.info("throttling resumed", selector=each.name, by=each.by)
+            else:
+                _log.info("quota override ended", selector=selector(each.rule.keys), by=each.by)
+
+    async def _tick(self) -> None:
+        """Apply changed quotas, end throttling, add to the charts, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_INTERVAL_S)
+            await self._end_due()
+            self._services.sweep()
+            self._request_times.sample(clock_ms())
+            await self._slices.collect(self._quotas.settling())
+            await self._slices.collect(self._services.connection_quotas.settling())
+            await self._slices.collect(self._quotas.sweeping(clock_ms()))
+            await self._slices.collect(self._relay.list.measuring(clock_ms()))
+            if self._history.due(clock_ms()):
+                await self._slices.collect(self._history.sample(clock_ms))
+
+
+async def _in_turn(lock: asyncio.Lock, work: Callable[[], T]) -> T:
+    """Return what a thread makes, one at a time: so the event loop has its share.
+
+    A write of rules may need this event loop, for the state to get its place back.
+    """
+    async with lock:
+        return await asyncio.to_thread(work)
+
+
+def _log_overflow(rule: Rule, kind: QuotaKind) -> None:
+    text = "too many clients for sensors of their own: further ones share one"
+    fix = "raise limits.max_client_entities"
+    _log.warning(text, rule=rule.title, quota=str(kind), fix=fix)
+
+
+def _log_state(meter: Meter, begins: bool, now_ms: float) -> None:
+    text = "throttling began" if begins else "throttling ended"
+    about = {"client": meter.entity, "quota": str(meter.kind), "rule": meter.rule.title}
+    rate, bound = meter.metric.measure(now_ms), meter.shown_bound
+    _log.info(text, **about, rate=round(rate), bound=round(bound))
 
 
 def log_hints(config: Config) -> None:

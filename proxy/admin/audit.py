@@ -16,7 +16,7 @@ from proxy.admin.document_models import iso
 from proxy.admin.replies import ApiError
 from proxy.progress.report import ALL_QUERIES, QueryScope
 from proxy.quota.values import BadValueError
-from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
+from proxy.state import Record, RecordFormat, StateError, Store
 
 KEPT_CHANGES = 1_000  # how many are kept; of more the oldest are forgotten
 DISPLAYED_CHANGES = 20  # in the status
@@ -102,7 +102,6 @@ class AuditLog:
     """
 
     def __init__(self, store: Store, kept: int = KEPT_CHANGES) -> None:
-        self._writer = StateWriter(store)
         self._changing = asyncio.Lock()
         self._changes: deque[AuditedChange] = deque(maxlen=kept)
         self._stored: set[int] = set()
@@ -200,7 +199,7 @@ class AuditLog:
         keys = [_RECORDS.key(_digits(number)) for number in gone]
         try:
             new = [_RECORDS.record((_digits(each.number),), each.model_dump()) for each in unsaved]
-            await self._writer.put_many(new, delete=keys)
+            await self._store.write(new, delete=keys)
         except StateError as error:
             _log.error("a change is not kept in the state's audit", problem=str(error), what=what)
         else:
@@ -223,14 +222,6 @@ class AuditLog:
             {**change.model_dump(exclude={"at_s"}), "at": iso(change.at_s)}
             for change in found[:limit]
         ]
-
-    def resume(self, store: Store) -> None:
-        """Write to this store from now on, after `close`."""
-        self._store, self._writer = store, StateWriter(store)
-
-    async def close(self) -> None:
-        """Wait for what is being written."""
-        await self._writer.close()
 
 
 def _digits(number: int) -> str:

@@ -15,7 +15,7 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
 from proxy.quota.rules import AdaptiveBound, Match, Rule
-from proxy.state import Json, KeptParts, Record
+from proxy.state import Journal, Json, Record
 from proxy.wire import list_offsets
 from proxy.wire.list_offsets import OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
@@ -458,15 +458,15 @@ def _adaptive(rule: Rule) -> AdaptiveBound:
     return rule.adaptive
 
 
-class Backpressure(KeptParts[QueryBackpressure]):
+class Backpressure:
     """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
 
-    `on_change`: called when `changes` has something new. A query has a record from a run's first
+    `on_change`: called when `journal` has something new. A query has a record from a run's first
     report until it is forgotten.
     """
 
     def __init__(self, quotas: QuotaManager, on_change: Callable[[], None] = lambda: None) -> None:
-        super().__init__()
+        self.journal = Journal()
         self._quotas = quotas
         self._by_client: dict[str, list[QueryBackpressure]] = {}
         """One of each client, unless rules tell its users apart."""
@@ -499,12 +499,12 @@ class Backpressure(KeptParts[QueryBackpressure]):
         return self._match(identity) is not None
 
     def own(self, owns: Owns, now_ms: float) -> None:
-        """Adapt the bounds of these clients only; what is due of others is still in `changes`."""
+        """Adapt the bounds of these clients only; what is due of others is still in `journal`."""
         self._owns = owns
         for query in self._all():
             if not owns.client(query.client_id):
                 self._changed(query)
-                self.leaving.add(query)
+                self.journal.leaving.add(query)
                 self._remove(query, now_ms)
 
     def of_client(self, client_id: str) -> list[QueryBackpressure]:

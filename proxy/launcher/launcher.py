@@ -8,7 +8,7 @@ import faulthandler
 import gc
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,13 +17,12 @@ from pathlib import Path
 
 from structlog import get_logger
 
-from proxy.cluster.upstream import Address
 from proxy.config import Config, ListenerSection
 from proxy.config.endpoints import HostPort
 from proxy.config.secrets import read_secrets
 from proxy.hot_restart import HotRestart, bind_admin
 from proxy.launcher.worker import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle, run_worker
-from proxy.member import LaunchedAs, log_hints
+from proxy.member import LaunchedAs, Member, log_hints
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import SharedPorts
 from proxy.relay.relay import log_listening
@@ -70,9 +69,8 @@ class HostPorts(SharedPorts):
         self.own_admin: list[list[socket.socket]] = []
         """Of each member, one for each address of the host."""
 
-    def open_all(self, sharing_with: Mapping[Address, int] | None = None) -> None:
+    def open_all(self) -> None:
         """Open all ports, as SharedPorts. Raises ListenerError, AdminError; then none is open."""
-        self.sharing_with = sharing_with
         self.listeners = [{} for _ in range(self._config.worker_count)]
         try:
             for listener in self._config.listeners:
@@ -134,7 +132,7 @@ class Launcher:
     """
 
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
-        self._config, self._path, self._splice = config, path, splice
+        self._config, self._make_member = config, partial(Member, config, path, splice=splice)
         self._ports = HostPorts(config)
         # What a successor is told of, and gives back.
         self.addresses, self.take_back = self._ports.addresses, self._ports.take_back
@@ -158,12 +156,13 @@ class Launcher:
         """
         prepare_process()
         log_hints(self._config)
-        hot_restart = HotRestart(predecessor, self._ports.take_over, stop)
+        hot_restart = HotRestart(predecessor, self._ports, stop)
         try:
-            self._ports.open_all(hot_restart.sharing_ports_with)
+            self._ports.open_all()
             is_successor = predecessor is not None
             if is_successor:
-                await asyncio.to_thread(_check_state, self._config)
+                way = bootstrap_of(self._config, read_secrets(self._config), lambda: None)
+                await asyncio.to_thread(check_tier_state, self._config, way)
             hot_restart.release_predecessor()
             gc.collect()
             gc.freeze()  # what is there now stays shared
@@ -224,7 +223,8 @@ class Launcher:
             is_looping=worker.restarts.is_looping,
             is_successor=is_successor,
         )
-        work = partial(run_worker, self._config, self._path, launched, splice=self._splice)
+        make = partial(self._make_member, launched=launched)
+        work = partial(run_worker, worker.number, make)
         own = set(launched.sockets)
         not_its = [sock for sock in self._ports.sockets() if sock not in own]
         not_its += [each.channel for each in self._workers if each.channel is not None]
@@ -285,8 +285,3 @@ class Launcher:
             worker.kill()
         for worker in self._workers:
             await worker.ended.wait()
-
-
-def _check_state(config: Config) -> None:
-    """Read the state as a member would. Blocks. Raises StateError."""
-    check_tier_state(config, bootstrap_of(config, read_secrets(config), lambda: None))

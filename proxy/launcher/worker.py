@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import structlog
 import uvloop
 from structlog import get_logger
 
-from proxy.config import Config
 from proxy.garbage import spare_full_collections
 from proxy.log_queue import log_queue
-from proxy.member import PORT_ERRORS, SETTLED_S, LaunchedAs, Member
+from proxy.member import PORT_ERRORS, SETTLED_S, Member
 from proxy.state import StateError
 from proxy.tier.group.group_member import MembershipError
 
@@ -252,18 +250,14 @@ def _end_with(parent: int) -> None:
         os._exit(EXIT_LOST)
 
 
-def run_worker(
-    config: Config, path: Path, launched: LaunchedAs, channel: socket.socket, *, splice: bool
-) -> int:
-    """Work until the launcher says that it is to stop; return the exit code."""
+def run_worker(number: int, make: Callable[[], Member], channel: socket.socket) -> int:
+    """Run the member that `make` makes until the launcher stops it; return the exit code."""
     # In place: loggers that were used before have this list.
-    structlog.get_config()["processors"].insert(0, partial(_add_worker, launched.number))
-    return uvloop.run(_run(config, path, launched, channel, splice=splice))
+    structlog.get_config()["processors"].insert(0, partial(_add_worker, number))
+    return uvloop.run(_run(make, channel))
 
 
-async def _run(
-    config: Config, path: Path, launched: LaunchedAs, channel: socket.socket, *, splice: bool
-) -> int:
+async def _run(make: Callable[[], Member], channel: socket.socket) -> int:
     reader, writer = await asyncio.open_connection(sock=channel)
 
     def send(line: str) -> None:
@@ -276,7 +270,7 @@ async def _run(
 
     beating = asyncio.create_task(beat())
     try:
-        member = Member(config, path, splice=splice, launched=launched)
+        member = make()
         await member.start()
         send(Notice.READY)
         return await _obey(member, reader, send)

@@ -16,14 +16,14 @@ from proxy.progress.query import AcceptedReport
 from proxy.progress.query_registry import Owns, QueryRegistry
 from proxy.progress.report import Report
 from proxy.quota.manager import QuotaManager
-from proxy.state import KeptParts, Record, StateError, Store
+from proxy.state import Journal, Record, StateError, Store
 from proxy.state.journal import key_parts
 from proxy.wire.topic_partition import TopicPartition
 
-from .completion import PIPELINE_CHANGED, Completion
+from .completion import PIPELINE_CHANGED
 from .graph import PipelineGraph, PipelineSettings
 from .ledger import LEDGER_RECORDS, TopicRange
-from .nodes import FLOW_RECORDS, Controller, Source, Stage
+from .nodes import FLOW_RECORDS, Source, Stage
 from .running_pipeline import RunningPipeline
 
 TICK_S = 0.5
@@ -62,10 +62,10 @@ _NOT_TAKEN_UP = "state of a pipeline not taken up"
 _log = get_logger(__name__)
 
 
-class RunningPipelines(KeptParts[Controller | Completion]):
+class RunningPipelines:
     """The pipelines of this member; stages are held by `backpressure`, producers by `quotas`.
 
-    `on_change` is called when there is something to write: see `changes`.
+    `on_change` is called when there is something to write: see `journal`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RunningPipelines(KeptParts[Controller | Completion]):
         clock_ms: Callable[[], float] = clock_ms,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__()
+        self.journal = Journal()
         self._clock_ms = clock_ms
         self._clock_s = clock_s
         self._registry = registry
@@ -145,13 +145,13 @@ class RunningPipelines(KeptParts[Controller | Completion]):
     def revoke(self, owns: Owns) -> None:
         """Hold and follow only the pipelines of these.
 
-        What is due for the others is among the `changes`, until `forget_leaving`.
+        What is due for the others is in the `journal`, until `forget_leaving`.
         """
         self._owns = owns
         for name in [name for name in self.running if not owns.pipeline(name)]:
             pipeline = self.running.pop(name)
             pipeline.completion.hand_over()
-            self.leaving |= {*pipeline.nodes.values(), pipeline.completion}
+            self.journal.leaving |= {*pipeline.nodes.values(), pipeline.completion}
             self._leave(pipeline)
         self._index()
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
-from proxy.state import KeptParts
+from proxy.state import Journal
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind, OnEvent
@@ -63,7 +63,7 @@ owns_all: Owns = _OwnsAll()
 """Of a member that is alone."""
 
 
-class QueryRegistry(KeptParts[QueryProgress]):
+class QueryRegistry:
     """Who is followed, what they were given and have completed, and what is to be kept of it.
 
     `knows_client` returns whether a client id has ever connected.
@@ -73,7 +73,7 @@ class QueryRegistry(KeptParts[QueryProgress]):
         self, settings: ProgressSettings, on_event: OnEvent, knows_client: Callable[[str], bool]
     ) -> None:
         # What is delivered makes no record due: it is written with what is completed.
-        super().__init__(MAX_RECORDS_PER_WRITE)
+        self.journal = Journal(MAX_RECORDS_PER_WRITE)
         self._on_event = on_event
         self.knows_client = knows_client
         self._queries: dict[str, QueryProgress] = {}
@@ -131,7 +131,7 @@ class QueryRegistry(KeptParts[QueryProgress]):
         gone = [query for query in self.queries if not owns.client(query.client_id)]
         for query in gone:
             self._remove(query)
-            self.leaving.add(query)
+            self.journal.leaving.add(query)
             for partition in query.partitions.values():
                 partition.is_dropped = True
         self._configure()
@@ -159,7 +159,7 @@ class QueryRegistry(KeptParts[QueryProgress]):
 
     def forget_leaving(self) -> bool:
         """Write and commit nothing more of what has left; return whether all of it was written."""
-        is_kept = super().forget_leaving()
+        is_kept = self.journal.forget_leaving()
         self._index_groups()
         return is_kept
 
@@ -211,7 +211,7 @@ class QueryRegistry(KeptParts[QueryProgress]):
     def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
         is_followed = self._queries.get(query.client_id) is query
-        if not is_followed and query not in self.leaving:
+        if not is_followed and query not in self.journal.leaving:
             return  # a connection of a client that went to another member may still read
         if key not in query.partitions:
             self.journal.mark_removed(query, key)
@@ -496,7 +496,7 @@ class QueryRegistry(KeptParts[QueryProgress]):
 
     def _index_groups(self) -> None:
         """Find each group's query anew, also those of queries that leave: no two have one."""
-        every = (*self.leaving, *self.queries)
+        every = (*self.journal.leaving, *self.queries)
         self._groups = {each.commit_group: each for each in every if each.commit_group is not None}
 
     def drop_commits(self, groups: Collection[str]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
@@ -37,7 +36,7 @@ from proxy.queries.record_owner import OwnedBeside, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.slices import Slices
-from proxy.state import Document, KeptParts, StateError, StateWriter, Store
+from proxy.state import Document, StateError, Store
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
@@ -108,7 +107,7 @@ class Queries:
         )
         self.committer = Committer(self.registry, partial(KafkaClient, bootstrap))
         self.log_ends = LogEnds(self.registry, KafkaClient(bootstrap))
-        self._parts: tuple[KeptParts[Any], ...] = self.registry, self.backpressure, self.running
+        self._journals = [each.journal for each in (self.registry, self.backpressure, self.running)]
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
@@ -121,7 +120,7 @@ class Queries:
             *(self.registry, self.backpressure, self._names, quotas, self.running, self._turns),
             show_fetched,
         )
-        self._writer: StateWriter | None = None
+        self._store: Store | None = None
         self._writing = asyncio.Lock()
         self._handing_over = asyncio.Lock()
         self._parsing, self._parse_from_ms = asyncio.Lock(), 0.0
@@ -179,7 +178,7 @@ class Queries:
         """Write what is due, in tries as long as there is time; return whether all was written."""
         until_ms = clock_ms() + FLUSH_TIMEOUT_S * MS_PER_SECOND
         while not await self._write():
-            if self._writer is None or clock_ms() > until_ms:
+            if self._store is None or clock_ms() > until_ms:
                 return False
             await asyncio.sleep(REWRITE_PAUSE_S)
         return True
@@ -191,7 +190,8 @@ class Queries:
 
     def _forget_leaving(self) -> bool:
         """Write nothing more of what has left; return whether all of it was written."""
-        are_kept = [part.forget_leaving() for part in self._parts]
+        parts = self.registry, self.backpressure.journal, self.running.journal
+        are_kept = [each.forget_leaving() for each in parts]
         return all(are_kept)
 
     def _take(
@@ -210,8 +210,7 @@ class Queries:
 
     def resume(self, store: Store) -> None:
         """Write to a store again after `close`, beginning with what has changed meanwhile."""
-        self._writer = StateWriter(store)
-        self.running.store = store
+        self._store = self.running.store = store
 
     def update(self, progress: ProgressSettings, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the queries and pipelines of another configuration."""
@@ -229,9 +228,7 @@ class Queries:
         self._client.close()
         self.running.store = None
         await self._write()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await writer.close()
+        self._store = None
 
     async def accept(self, raw: bytes, scope: QueryScope) -> Document:
         """Record a report on a query of a scope; return what came of it. Raises ReportRefused."""
@@ -363,17 +360,17 @@ class Queries:
     async def _write(self) -> bool:
         """Write what has changed; what can't be written is tried again. Return whether it was."""
         async with self._writing:
-            while (writer := self._writer) is not None:
-                changes = [part.changes() for part in self._parts]
+            while (store := self._store) is not None:
+                changes = [journal.take() for journal in self._journals]
                 records = [record for changed, _ in changes for record in changed]
                 deleted = [key for _, gone in changes for key in gone]
                 if not records and not deleted:
                     return True
                 try:
-                    await writer.put_many(records, delete=deleted)
+                    await store.write(records, delete=deleted)
                 except StateError as error:
-                    for part in self._parts:
-                        part.changes_failed()
+                    for journal in self._journals:
+                        journal.give_back()
                     _log.error("progress not kept, trying again", error=str(error))
                     return False
         return False

@@ -12,7 +12,7 @@ from functools import partial
 from structlog import get_logger
 
 from proxy.cluster.dial import handshake, tune
-from proxy.cluster.upstream import LOCAL, Address, UpstreamError
+from proxy.cluster.upstream import LOCAL, UpstreamError
 from proxy.relay.brokers import Brokers
 from proxy.relay.channel import Channel, bound_buffers
 from proxy.relay.connection import Connection
@@ -72,9 +72,8 @@ class Relay:
         """How many clients are connected, handshakes under way included."""
         return self.connected_through.total()
 
-    def open(self, sharing_with: Mapping[Address, int] | None = None) -> None:
+    def open(self) -> None:
         """Open every port, as SharedPorts; after a ListenerError all are closed again."""
-        self.ports.sharing_with = sharing_with
         try:
             for listener in self.listeners.values():
                 listener.open(self.ports)

@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
@@ -69,16 +69,20 @@ class JournalPart(Protocol):
         """Make an item's record; None when it is to have none."""
 
 
-Part = TypeVar("Part", bound=JournalPart)
-
 JournalItem: TypeAlias = tuple[Any, ...]
 """A JournalPart, and which of its items."""
 
 
 class Journal:
-    """Which records are out of date, between two writes."""
+    """Which records of a member's parts are out of date, between two writes.
 
-    def __init__(self) -> None:
+    Parts that leave for another member are written to the end; then `forget_leaving`.
+    """
+
+    def __init__(self, max_items: int | None = None) -> None:
+        """`max_items`: in one write; None: all."""
+        self.max_items = max_items
+        self.leaving: set[Any] = set()
         self.changed: dict[JournalItem, None] = {}
         """For reading."""
         self._deletes: dict[str, None] = {}
@@ -100,26 +104,32 @@ class Journal:
         """Record that the record of a key is to be deleted, unless it is written anew."""
         self._deletes[key] = None
 
-    def forget(self, parts: Container[JournalPart]) -> list[JournalItem]:
-        """Write nothing of these parts any more; return what of them was changed or just taken."""
-        gone = [item for item in (*self.changed, *self._taken[0]) if item[0] in parts]
-        for item in gone:
-            self.changed.pop(item, None)
-            self._taken[0].pop(item, None)
-        return gone
+    def forget(self, parts: Container[JournalPart]) -> None:
+        """Write nothing of these parts any more, also of what was just taken."""
+        for items in (self.changed, self._taken[0]):
+            for item in [item for item in items if item[0] in parts]:
+                del items[item]
 
-    def forget_deletes(self) -> None:
-        """Delete nothing that could not be so far: who has its record now is not known here."""
-        self._deletes.clear()
-        self._taken[1].clear()
+    def forget_leaving(self) -> bool:
+        """Write nothing more of what has left; return whether all of it was written.
 
-    def take(self, max_items: int | None = None) -> tuple[list[Record], list[str]]:
+        Nothing is deleted then that could not be so far: who has its record now is not known here.
+        """
+        gone, self.leaving = self.leaving, set()
+        is_kept = not any(item[0] in gone for item in self.changed)
+        if gone:
+            self.forget(gone)
+            self._deletes.clear()
+            self._taken[1].clear()
+        return is_kept
+
+    def take(self) -> tuple[list[Record], list[str]]:
         """Return what to write and which keys to delete, since the last call.
 
-        At most `max_items` items are looked at (None: all). Keys to delete come with the last of
-        them: what replaces them is written by then.
+        At most `max_items` items are looked at. Keys to delete come with the last of them: what
+        replaces them is written by then.
         """
-        changed = dict.fromkeys(islice(self.changed, max_items))
+        changed = dict.fromkeys(islice(self.changed, self.max_items))
         for item in changed:
             del self.changed[item]
         deletes: dict[str, None] = {}
@@ -143,26 +153,3 @@ class Journal:
         self._taken = {}, {}
         self.changed = changed | self.changed
         self._deletes = deletes | self._deletes
-
-
-class KeptParts(Generic[Part]):
-    """Parts of one kind that a member has, and their journal.
-
-    Those that leave for another member are written to the end; then `forget_leaving`.
-    """
-
-    def __init__(self, max_items: int | None = None) -> None:
-        self.journal = Journal()
-        self.changes = partial(self.journal.take, max_items)
-        self.changes_failed = self.journal.give_back
-        """See Journal."""
-        self.leaving: set[Part] = set()
-
-    def forget_leaving(self) -> bool:
-        """Write nothing more of what has left; return whether all of it was written."""
-        gone, self.leaving = self.leaving, set()
-        is_kept = not any(item[0] in gone for item in self.journal.changed)
-        if gone:
-            self.journal.forget(gone)
-            self.journal.forget_deletes()
-        return is_kept

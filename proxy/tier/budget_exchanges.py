@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -41,8 +40,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import Meter, sensor_name
 from proxy.quota.rules import Budget, Rule
 from proxy.state import Document
-from proxy.tasks import end_tasks
-from proxy.tier.peers import Peers
+from proxy.tier.peers import Peers, PeerTasks
 from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.slot_map import slot_of
 
@@ -140,8 +138,7 @@ class BudgetExchanges:
         self._generation = -1
         """The update of the rules that these are of."""
         self._asked_ms: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        """By the owners that are asked: one at a time each."""
+        self._asking = PeerTasks("leases")
         self._wanted = asyncio.Event()
         quotas.on_leased = self._wanted.set
         self._keys, self._divided_by = keys, keys()
@@ -162,7 +159,7 @@ class BudgetExchanges:
                     async with asyncio.timeout(LEASE_LOOK_S):
                         await self._wanted.wait()
         finally:
-            await end_tasks(self._asking.values())
+            await self._asking.end()
 
     def lease(self, document: Document) -> list[list[Any]]:
         """Answer the demands of a member, which takes this one for the owner, as rows.
@@ -221,14 +218,12 @@ class BudgetExchanges:
                 await asyncio.sleep(0)
                 now_ms = clock_ms()
         # Who does not answer is asked when it does again: each vote for it would last longer.
-        for owner in slots.keys() - self._asking.keys() - self._peers.failing:
+        for owner in slots.keys() - self._asking.running.keys() - self._peers.failing:
             is_due = now_ms - self._asked_ms.get(owner, -math.inf) >= ASK_EVERY_MS
             if due[owner] or is_due:
                 self._asked_ms[owner] = now_ms
                 names = sorted(due[owner], key=lambda name: self._uses[name].asked_ms)
-                task = asyncio.create_task(self._ask(owner, slots[owner], names[:MAX_DEMANDS]))
-                self._asking[owner] = task
-                task.add_done_callback(partial(self._asked, owner))
+                self._asking.start(owner, self._ask(owner, slots[owner], names[:MAX_DEMANDS]))
         await self._forget(now_ms)
 
     def _use(self, name: str, meter: Meter) -> _Use:
@@ -339,11 +334,6 @@ class BudgetExchanges:
             _log.warning("no part of what clients share is leased here", owner=owner, error=problem)
             for use in uses:
                 use.answered_ms = now_ms
-
-    def _asked(self, owner: str, task: asyncio.Task[None]) -> None:
-        del self._asking[owner]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("unexpected error about leases", owner=owner, exc_info=error)
 
 
 def _lease_of(row: Any) -> RateLease:

@@ -76,7 +76,7 @@ class SlotOwnership:
     """Follows what the group decides, for the member `name`. Make it inside an event loop.
 
     What goes with slots is what `queries` follow, and what clients owe by `quotas`. `lead`
-    has the member write what concerns all, or leave that; it raises StateError.
+    has the member write what concerns all, or leave that.
     """
 
     store: SlotStore
@@ -98,7 +98,7 @@ class SlotOwnership:
     ) -> None:
         self._name, self._steering = name, steering
         self._queries, self._quotas, self._relay, self._slices = queries, quotas, relay, slices
-        self._on_lead = lead
+        self._lead = lead
         self._rules, self._peers, self._moves = rules, peers, moves
         self._may_have_misplaced = False
         """Whether there may be records here that belong to other slots by other keys."""
@@ -262,13 +262,6 @@ class SlotOwnership:
         self._relay.close_draining()
         self._cut_off(is_cut_off=True)  # others may come meanwhile
 
-    async def _lead(self, *, is_leader: bool) -> None:
-        """Write what concerns all from now on, or leave that to another member; log what fails."""
-        try:
-            await self._on_lead(is_leader)
-        except StateError as error:
-            _log.error("what concerns all members is not read", error=str(error))
-
     async def _step(self) -> None:
         if self.fence is None:
             await self._apply()
@@ -314,7 +307,7 @@ class SlotOwnership:
             keys = await asyncio.to_thread(rules.keys)
         before, after = self.owns, SlotOwns(self._name, slot_map, keys)
         if slot_map.owners[COMMON_SLOT] != self._name:
-            await self._lead(is_leader=False)
+            await self._lead(False)
         await self._queries.revoke(owns=OwnedBeside(before, after, is_others=True))
         left = self._quotas.debts(
             lambda client: before.has(client) and not after.has(client), clock_ms()
@@ -339,7 +332,7 @@ class SlotOwnership:
             await self._queries.assign(self.store, owns=after)
         finally:
             await self._steer()
-            await self._lead(is_leader=self.is_leader)
+            await self._lead(self.is_leader)
         self._followed.set()
 
     async def _give_misplaced(self) -> bool:

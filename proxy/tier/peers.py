@@ -5,7 +5,7 @@ import json
 import math
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -35,6 +35,29 @@ port may stay open for a moment."""
 _log = get_logger(__name__)
 
 
+class PeerTasks:
+    """Tasks about `subject`, one at a time for each member; the log has their faults."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self.running: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, member: str, work: Coroutine[Any, Any, None]) -> None:
+        """Begin the task of a member that has none."""
+        task = self.running[member] = asyncio.create_task(work)
+        task.add_done_callback(partial(self._ended, member))
+
+    async def end(self) -> None:
+        """Cancel all, and return when they have ended."""
+        await end_tasks(self.running.values())
+
+    def _ended(self, member: str, task: asyncio.Task[None]) -> None:
+        del self.running[member]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            text = f"unexpected error about {self._subject}"
+            _log.error(text, owner=member, exc_info=error)
+
+
 class Peers:
     """The other members of a tier, which `client` asks at their admin ports."""
 
@@ -49,8 +72,7 @@ class Peers:
         """Those that have not answered for SILENT_AFTER_S, or have died."""
         self.failing: set[str] = set()
         """Those that the latest question had no answer from."""
-        self._polling: dict[str, asyncio.Task[None]] = {}
-        self._following: dict[str, asyncio.Task[None]] = {}
+        self._polling, self._following = PeerTasks("members"), PeerTasks("members")
 
     def use(self, urls: Mapping[str, str]) -> None:
         """Ask these members from now on: the URLs of their admin ports by name."""
@@ -68,9 +90,11 @@ class Peers:
         clock = asyncio.get_running_loop().time
         try:
             while True:
-                _start(self._polling, self._urls.keys(), self._poll)
+                for name in self._urls.keys() - self._polling.running.keys():
+                    self._polling.start(name, self._poll(name))
                 # A connection to each, which breaks when it dies.
-                _start(self._following, self._urls.keys() - self.silent, self._until_broken)
+                for name in self._urls.keys() - self.silent - self._following.running.keys():
+                    self._following.start(name, self._until_broken(name))
                 begun_s = clock()
                 await asyncio.sleep(ALIVE_INTERVAL_S)
                 passed_s = min(clock() - begun_s, PEER_TIMEOUT_S)
@@ -78,9 +102,8 @@ class Peers:
                     self._unheard_s[name] += passed_s
                 self._judge()
         finally:
-            await end_tasks([*self._polling.values(), *self._following.values()])
-            self._polling.clear()
-            self._following.clear()
+            await self._polling.end()
+            await self._following.end()
 
     async def generations(self, names: Iterable[str]) -> list[int]:
         """Return the group's generation that each of these members is in that answers."""
@@ -173,18 +196,6 @@ class Peers:
             return json.loads(reply.body)
         except ValueError as error:
             raise PeerError(member, str(error)) from None
-
-
-def _start(
-    tasks: dict[str, asyncio.Task[None]],
-    names: AbstractSet[str],
-    ask: Callable[[str], Coroutine[Any, Any, None]],
-) -> None:
-    """Ask each of these members that is not being asked."""
-    for name in [name for name, task in tasks.items() if task.done()]:
-        del tasks[name]
-    for name in names - tasks.keys():
-        tasks[name] = asyncio.create_task(ask(name))
 
 
 def peer_tls(config: Config) -> ssl.SSLContext | None:

@@ -51,14 +51,10 @@ LEAVE_LIMIT_S = 10.0
 """For all slots to be released, and the group to hear of it. Who is in it for longer is taken for
 dead when its session is over."""
 
-PRIVATE = ("rates/", "watch/", "owed/", "tier/")
+PRIVATE = ("watch/", "owed/", "tier/")
 """What begins so nobody has to read again when another member wrote it."""
 
 _log = get_logger(__name__)
-
-
-class TierError(StateError):
-    """A member cannot be in its tier: what is wrong, where, how to mend it."""
 
 
 def check_tier_state(config: Config, way: Bootstrap) -> None:
@@ -124,7 +120,7 @@ class TierMember:
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
         self.keep = ownership.keep
         self._steering = steering
-        steering.on_learned = self._learned
+        steering.on_learned = self._learn
         self._exchanges = VisitExchanges(quotas, steering, peers)
         self.visited = self._exchanges.charge
         self._budgets = BudgetExchanges(name, quotas, peers, ownership.serving, lambda: rules.keys)
@@ -197,7 +193,7 @@ class TierMember:
     async def join(self, admin_port: int) -> None:
         """Return when clients can be served. Other members ask at `admin_port`.
 
-        Raises TierError, MembershipError, StateError.
+        Raises MembershipError, StateError.
         """
         self._admin_url = self._url_at(admin_port)
         client = KafkaClient(self._way)
@@ -213,7 +209,7 @@ class TierMember:
                     _log.warning("the proxy to be replaced is still in the tier")
         except UpstreamError as error:
             fix = "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
-            raise TierError(f"tier {self._tier} cannot be joined: {error}", fix) from error
+            raise StateError(f"tier {self._tier} cannot be joined: {error}", fix) from error
         finally:
             client.close()
         self._is_leaving = False
@@ -244,7 +240,7 @@ class TierMember:
             if not in_force.done():
                 problem = member.problem or "nobody gives it a map of slots"
                 fix = "see the log; give the machine a name of its own, and look at the brokers"
-                raise TierError(f"tier {self._tier} is not joined: {problem}", fix)
+                raise StateError(f"tier {self._tier} is not joined: {problem}", fix)
         finally:
             in_force.cancel()
 
@@ -335,14 +331,10 @@ class TierMember:
         return None if self._member is None else self._ownership.states.assignment
 
     def _learn(self, node_id: int, host: str, port: int) -> None:
-        """Record a broker's real address, and open ports for it where any free ones do."""
+        """Record a broker's address, open ports for it where any free ones do, announce these."""
         self._relay.learn(node_id, host, port)
         for listener in self._relay.listeners.values():
             listener.address_of(node_id)
-
-    def _learned(self, node_id: int, host: str, port: int) -> None:
-        """Follow that a response named a broker: the others are to know our port for it."""
-        self._learn(node_id, host, port)
         self.request_rebalance()
 
     def _announce(self) -> Subscription:
@@ -370,7 +362,7 @@ class TierMember:
             if not self._ownership.in_force.is_set() and not self._failed.done():
                 what, _, fix = member.refusal.reason.partition(": ")
                 text = f"tier {self._tier} refuses member {self.name}: {what}"
-                self._failed.set_exception(TierError(text, fix or "see the tier's log"))
+                self._failed.set_exception(StateError(text, fix or "see the tier's log"))
             return
         self._ownership.use(member.fence)
         others = assignment.members.keys() - {self.name}

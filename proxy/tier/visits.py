@@ -4,7 +4,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from math import isfinite
 from typing import Any
@@ -17,8 +16,7 @@ from proxy.admin.peers.tier_routes import VISITS_PATH
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.relay.steering import Visit
-from proxy.tasks import end_tasks
-from proxy.tier.peers import Peers
+from proxy.tier.peers import Peers, PeerTasks
 from proxy.tier.slot_map import SlotSteering
 
 CHARGED_AT_ONCE = 200
@@ -74,8 +72,7 @@ class VisitExchanges:
         """What visitors have had since their owners were told last, by owner."""
         self._failing_since_s: dict[str, float] = {}
         """Since when an owner is not told of visits."""
-        self._sending: dict[str, asyncio.Task[None]] = {}
-        """By the owners that are being told of visits: one at a time each."""
+        self._sending = PeerTasks("visits")
 
     def add(self, owner: str, visit: Visit) -> None:
         """Add to what a client of an owner has had of one kind."""
@@ -98,12 +95,11 @@ class VisitExchanges:
         """Send to owners, every EXCHANGE_INTERVAL_S, what their clients had; until cancelled."""
         try:
             while True:
-                for owner in self._visits.keys() - self._sending.keys():
-                    task = self._sending[owner] = asyncio.create_task(self._send(owner))
-                    task.add_done_callback(partial(self._sent, owner))
+                for owner in self._visits.keys() - self._sending.running.keys():
+                    self._sending.start(owner, self._send(owner))
                 await asyncio.sleep(EXCHANGE_INTERVAL_S)
         finally:
-            await end_tasks(self._sending.values())
+            await self._sending.end()
 
     async def charge(self, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Charge what visitors had at other members; return for how many ms each owes.
@@ -120,11 +116,6 @@ class VisitExchanges:
             if owed_ms > 0:
                 owed.append(visit_row(replace(visit, amount=owed_ms)))
         return owed
-
-    def _sent(self, owner: str, task: asyncio.Task[None]) -> None:
-        del self._sending[owner]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("unexpected error about visits", owner=owner, exc_info=error)
 
     async def _send(self, owner: str) -> None:
         visits = self.take(owner)

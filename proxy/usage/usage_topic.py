@@ -171,16 +171,15 @@ class UsageTopic(StateTopic):
         self, left: dict[int, tuple[bytes, int]], by_partition: dict[int, list[UsageRecord]]
     ) -> None:
         """Send batches to their leaders; what they have taken leaves both."""
-        for leader, led in (await self.by_leader(left)).items():
-            for part in await self.produce(leader, {number: left[number][0] for number in led}):
-                number = part.index
-                if part.error_code == OUT_OF_ORDER:
-                    raise FencedError(f"partition {number} lacks what was written before")
-                if part.error_code != DUPLICATE:
-                    self.check(part.error_code, f"write to topic {self.name}")
-                del by_partition[number][: left.pop(number)[1]]
-                if not by_partition[number]:
-                    del by_partition[number]
+        async for part in self.produce({number: batch for number, (batch, _) in left.items()}):
+            number = part.index
+            if part.error_code == OUT_OF_ORDER:
+                raise FencedError(f"partition {number} lacks what was written before")
+            if part.error_code != DUPLICATE:
+                self.check(part.error_code, f"write to topic {self.name}")
+            del by_partition[number][: left.pop(number)[1]]
+            if not by_partition[number]:
+                del by_partition[number]
 
     async def positions_at(self, time_ms: int) -> tuple[dict[int, int], dict[int, int]]:
         """Return by partition where the records of a time and later begin, and where all end now.

@@ -173,7 +173,6 @@ async def recorded(store: MemoryStore, *subjects: str, kept: int = 3) -> list[Au
     log = AuditLog(store, kept)
     for subject in subjects:
         await log.record(ANNA, subject, None, {"a": [1, None, "é"]}, AT_S)
-    await log.close()
     return list(log.latest())
 
 
@@ -206,7 +205,6 @@ async def test_what_cannot_be_written_is_written_with_the_next():
     assert len(disk.items("audit/")) == 1
     disk.is_full = False
     await log.record(ANNA, "e", None, 1, AT_S)
-    await log.close()
     assert [each.what for each in AuditLog(disk, 3).latest()] == ["e", "d", "c"]
     assert len(disk.items("audit/")) == 3
 
@@ -231,7 +229,6 @@ async def test_a_state_that_fails_for_long_takes_no_more_memory():
     log = AuditLog(disk, kept=3)
     for _ in range(50):
         await log.record(ANNA, "a", None, 1, AT_S)
-    await log.close()
     assert len(disk.asked) == 50
     assert max(disk.asked) == disk.asked[-1] == (3, 0)  # nothing is there to be deleted
     assert len(list(log.latest())) == 3

@@ -1,5 +1,8 @@
 """When clients are sent away, and when it is only said that something is wrong."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+
 import pytest
 
 from proxy.health import (
@@ -13,6 +16,18 @@ from proxy.health import (
 )
 
 NO_LOGIN = f"{REFUSED}: a wrong password"
+NOW_S = 1000.0
+
+
+def judged(
+    silent_s: float | None = None, unresolved: Sequence[str] = (), *, writable: bool = True, **seen
+) -> Readiness:
+    brokers = SimpleNamespace(
+        **{"refusal": None, "loop": None, **seen},
+        silent_since_s=None if silent_s is None else NOW_S - silent_s,
+        bootstrap=SimpleNamespace(resolver=SimpleNamespace(failing=lambda: unresolved)),
+    )
+    return judge(brokers, NOW_S, writable=writable)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +52,9 @@ NO_LOGIN = f"{REFUSED}: a wrong password"
 )
 def test_readiness(reachable, was_reachable, refusal, silent_s, expected):
     seen = {"reachable": reachable, "was_reachable": was_reachable, "refusal": refusal}
-    assert judge(**seen, silent_s=silent_s, writable=True) == expected
+    assert judged(**seen, silent_s=silent_s) == expected
     # What is wrong with the cluster comes first, and no client is sent away for the state.
-    unkept = judge(**seen, silent_s=silent_s, writable=False)
+    unkept = judged(**seen, silent_s=silent_s, writable=False)
     assert unkept == (Readiness(warning=NOT_WRITABLE) if reachable else expected)
 
 
@@ -55,11 +70,10 @@ LOOP = "proxy:9092 is this proxy itself"
     ],
 )
 def test_what_leads_to_the_proxy_itself(reachable, was_reachable, expected):
-    seen = {"reachable": reachable, "was_reachable": was_reachable, "refusal": None}
-    assert judge(**seen, silent_s=1.0, loop=LOOP, writable=True) == expected
+    seen = {"reachable": reachable, "was_reachable": was_reachable}
+    assert judged(**seen, silent_s=1.0, loop=LOOP) == expected
 
 
 def test_names_that_do_not_resolve():
-    seen = {"reachable": True, "was_reachable": True, "refusal": None, "silent_s": None}
     expected = Readiness(warning=f"{UNRESOLVED}: a, b")
-    assert judge(**seen, unresolved=["b", "a"], writable=True) == expected
+    assert judged(unresolved=["b", "a"], reachable=True, was_reachable=True) == expected

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from support.operating import call, quota_proxy, running
 from support.proxy_process import ProxyProcess, config
 
 from examples.devkit.broker import EmbeddedBroker
-from proxy.state import Record, SqliteStore
 
 OVERRIDE = "/v1/quotas/client-id=etl"
 
@@ -87,14 +85,3 @@ def test_what_is_written_to_a_deleted_file_is_answered_with_an_error(
         assert "state.db was deleted or replaced while it is in use" in json.dumps(document)
         assert call(process, "DELETE", OVERRIDE).status == 503
         assert rates(process) == [1000]
-
-
-def test_what_nothing_reads_any_more_is_deleted(settings: Settings, tmp_path: Path) -> None:
-    with closing(SqliteStore(tmp_path / "state.db")) as store:
-        store.put_many(Record.of(f"rates/{hour}/etl", {}) for hour in range(3))
-        store.put("other/etl", {})
-    with running(ProxyProcess(settings(), tmp_path / "proxy")):
-        pass
-    with closing(SqliteStore(tmp_path / "state.db")) as store:
-        assert store.items("rates/") == []
-        assert store.items("other/")

@@ -34,7 +34,7 @@ from examples.devkit.loopback import HOST, free_ports
 from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
-from proxy.state import KafkaStore, Record, StateError, StateWriter
+from proxy.state import KafkaStore, Record, StateError
 from proxy.state.kafka import slot_store
 from proxy.state.kafka.producer import Producer
 from proxy.state.kafka.state_topic import StateTopic, settings
@@ -336,11 +336,7 @@ def test_a_write_that_hangs_while_the_state_is_closed_has_failed(opened, monkeyp
 
 async def test_many_writers_at_once(opened):
     store = opened()
-    writer = StateWriter(store)
-    await asyncio.gather(
-        *(writer.put_many([Record.of(f"a/{number}", number)]) for number in range(50))
-    )
-    await writer.close()
+    await asyncio.gather(*(store.write([Record.of(f"a/{number}", number)]) for number in range(50)))
     assert len(opened().items("a/")) == 50
 
 

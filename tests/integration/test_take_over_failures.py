@@ -326,9 +326,9 @@ def test_a_successor_is_killed_when_it_has_the_state(serving: Serving) -> None:
 
 HANGING = """
 import sys, time
-from proxy import cli, hot_restart, wiring
+from proxy import cli, hot_restart, member
 hot_restart.SERVE_TIMEOUT_S = int(sys.argv.pop(1))
-wiring.AuditLog = lambda _: time.sleep(600)
+member.AuditLog = lambda _: time.sleep(600)
 sys.exit(cli.main())
 """
 HANGS_AFTER_S = 3

@@ -160,6 +160,7 @@ def test_who_is_cut_off_from_kafka_sends_clients_away(tier: Tier) -> None:
         try:
             until(lambda: victim.get("/readyz")[0] == 503, "it is not ready", LIMIT_S)
             assert "out of tier faults" in victim.get("/readyz")[1]
+            assert victim.metrics().value("ready", member=f"{victim.name}/0") == 0
             client.goes_on(DRAIN_S + SOON_S)
             until_shared(*tier.machines[:2])
             assert victim.slots() == 0
@@ -270,7 +271,7 @@ from proxy.tier import tier_member
 join = tier_member.TierMember.join
 async def fail(self, admin_port):
     await join(self, admin_port)
-    raise tier_member.TierError("it fails here", "nothing")
+    raise tier_member.StateError("it fails here", "nothing")
 tier_member.TierMember.join = fail
 sys.exit(cli.main())
 """

@@ -20,10 +20,10 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(349, 200),
-    "proxy/launcher": Budget(630, 400),
+    "proxy/launcher": Budget(617, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
-    "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1320, 650),
-    "proxy/tier": Budget(4125, 2350),
+    "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1232, 650),
+    "proxy/tier": Budget(4101, 2350),
     "proxy/onboarding": Budget(970, 700),
     "proxy/queries": Budget(830, 650),
     "proxy/admin": Budget(6510, 4250),
@@ -34,7 +34,7 @@ BUDGETS = {
     "proxy/backpressure": Budget(2525, 1950),
     "proxy/quota": Budget(5700, 3100),
     "proxy/progress": Budget(3757, 2950),
-    "proxy/state": Budget(2200, 1300),
+    "proxy/state": Budget(2174, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5525, 4430
     ),

@@ -28,7 +28,7 @@ from kafka.protocol.producer import (
 )
 
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, TRANSACTION_COORDINATOR
-from proxy.cluster.upstream import Address, RefusedError, UpstreamError, name_of
+from proxy.cluster.upstream import RefusedError, UpstreamError, name_of
 from proxy.state.store import StateError
 
 from .messages import Content, Message, Place, to_message
@@ -175,21 +175,17 @@ class Producer:
         """Append the messages: of each partition one batch at a time, all leaders in turn."""
         rest = {number: list(reversed(each)) for number, each in messages.items()}
         while rest:
-            batches: dict[int, tuple[bytes, int]] = {}
+            batches: dict[int, bytes] = {}
+            counts: dict[int, int] = {}
             size_bytes = 0
             for number in sorted(rest):
                 if size_bytes < REQUEST_BYTES:
-                    batches[number] = self._batch(number, rest[number])
-                    size_bytes += len(batches[number][0])
+                    batches[number], counts[number] = self._batch(number, rest[number])
+                    size_bytes += len(batches[number])
             rest = {number: each for number, each in rest.items() if each}
-            for leader, led in (await self._topic.by_leader(batches)).items():
-                await self._produce(leader, {number: batches[number] for number in led})
-
-    async def _produce(self, leader: Address, batches: Mapping[int, tuple[bytes, int]]) -> None:
-        records = {number: batch for number, (batch, _) in batches.items()}
-        for written in await self._topic.produce(leader, records, self.transactional_id):
-            self._topic.check(written.error_code, f"write to topic {self._topic.name}")
-            self.positions[written.index] = written.base_offset + batches[written.index][1]
+            async for written in self._topic.produce(batches, self.transactional_id):
+                self._topic.check(written.error_code, f"write to topic {self._topic.name}")
+                self.positions[written.index] = written.base_offset + counts[written.index]
 
     async def _commit_offsets(self, fence: GroupFence, slots: Sequence[int]) -> None:
         """Ask the group whether this may be written; raises NotYetError when it may not."""

@@ -170,18 +170,19 @@ class StateTopic(KafkaClient):
         return parts
 
     async def produce(
-        self, leader: Address, batches: Mapping[int, bytes], transactional_id: str | None = None
-    ) -> list[Any]:
-        """Append a batch to each of these partitions; return what their leader says of them."""
-        request = ProduceRequest[7](
-            transactional_id=transactional_id,
-            acks=ACKS_ALL,
-            timeout_ms=PRODUCE_TIMEOUT_MS,
-            topic_data=[(self.name, list(batches.items()))],
-        )
-        (topic,) = (await self.ask(request, leader)).responses
-        parts: list[Any] = topic.partition_responses
-        return parts
+        self, batches: Mapping[int, bytes], transactional_id: str | None = None
+    ) -> AsyncIterator[Any]:
+        """Append a batch to each of these partitions; yield what its leader says of each."""
+        for leader, led in (await self.by_leader(batches)).items():
+            request = ProduceRequest[7](
+                transactional_id=transactional_id,
+                acks=ACKS_ALL,
+                timeout_ms=PRODUCE_TIMEOUT_MS,
+                topic_data=[(self.name, [(number, batches[number]) for number in led])],
+            )
+            (topic,) = (await self.ask(request, leader)).responses
+            for part in topic.partition_responses:
+                yield part
 
     async def offsets(
         self, partitions: Collection[int], timestamp: int, isolation: int = READ_COMMITTED

@@ -73,7 +73,7 @@ class BackpressureWorld(QueryWorld):
 
     def keep(self) -> None:
         """Write what has changed, as an application does all the time."""
-        for records, deleted in (self.registry.changes(), self.backpressure.changes()):
+        for records, deleted in (self.registry.journal.take(), self.backpressure.journal.take()):
             for key in deleted:
                 self.state.pop(key, None)
             self.state.update({record.key: record for record in records})

@@ -95,8 +95,8 @@ class WiredWorld(QueryWorld):
     def restart(self):
         """Begin again as another process that has all of the state."""
         self.keep()
-        self.progress |= {record.key: record for record in self.registry.changes()[0]}
-        self.pressure |= {record.key: record for record in self.backpressure.changes()[0]}
+        self.progress |= {record.key: record for record in self.registry.journal.take()[0]}
+        self.pressure |= {record.key: record for record in self.backpressure.journal.take()[0]}
         self.start(self.progress.values(), self.pressure.values())
 
     def start(self, progress=(), pressed=()):
@@ -189,11 +189,11 @@ class WiredWorld(QueryWorld):
         return self.document()["completion"]
 
     def keep(self):
-        records, gone = self.pipelines.changes()
+        records, gone = self.pipelines.journal.take()
         try:
             self.store.put_many(records, delete=gone)
         except StateError:
-            self.pipelines.changes_failed()
+            self.pipelines.journal.give_back()
 
     @property
     def keys(self):

@@ -472,7 +472,7 @@ def snapshot(world, kept):
     """Return all that may not change: documents without their counts and advice, state, commits,
     notes.
     """
-    records, deletes = world.registry.changes()
+    records, deletes = world.registry.journal.take()
     kept.update({record.key: record for record in records})
     for key in deletes:
         kept.pop(key, None)

@@ -21,7 +21,7 @@ from proxy.backpressure.driver_view import DriverView
 from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
 from proxy.queries.following import SENT_ON_MS
 from proxy.quota.entities import ClientIdentity
-from proxy.state import SqliteStore, StateError
+from proxy.state import MemoryStore, SqliteStore, StateError
 from proxy.wire.apis import FETCH, LIST_OFFSETS
 
 LONG_AGO_MS = 60_000
@@ -126,8 +126,8 @@ async def test_what_is_let_go_is_not_here_any_more():
     assert list(old.queries.progress()) == []
     assert (list(old.queries.pipelines()), old.queries.pressure()) == ([], {})
     assert (old.registry.queries, old.pressure.clients) == ([], [])
-    assert old.registry.changes() == ([], [])
-    assert old.pressure.changes() == ([], [])
+    assert old.registry.journal.take() == ([], [])
+    assert old.pressure.journal.take() == ([], [])
     assert {query.client_id for query in new.registry.queries} == {"one", "two", "lone"}
     assert len(new.queries.pipelines()) == 1
     series = {
@@ -231,7 +231,7 @@ async def test_a_report_that_comes_too_late_is_to_be_sent_again():
     assert (caught.value.reason, caught.value.status) == (Refusal.OWNED_ELSEWHERE, 503)
 
 
-class FullStore:
+class FullStore(MemoryStore):
     """Takes nothing."""
 
     def put_many(self, records, *, delete=()):  # noqa: ARG002
@@ -292,8 +292,8 @@ async def test_what_comes_late_of_what_was_let_go_makes_no_record_due():
     query.revoke(query.partitions["a", 0], "its topic is gone", 0.0)
     view = DriverView(query, pressed.clamp, pressed.measurements)
     pressed.advertise(view, {}, is_new=True)
-    assert old.registry.changes() == ([], [])
-    assert old.pressure.changes() == ([], [])
+    assert old.registry.journal.take() == ([], [])
+    assert old.pressure.journal.take() == ([], [])
 
 
 async def test_numbers_that_other_members_got_are_not_lost():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from proxy.state import Journal, KeptParts, MemoryStore, Record, RecordFormat
+from proxy.state import Journal, MemoryStore, Record, RecordFormat
 
 
 class Count(BaseModel):
@@ -38,7 +38,8 @@ class Part:
         self.journal.mark_removed(self, name)
 
     def write(self, max_items=None):
-        records, deletes = self.journal.take(max_items)
+        self.journal.max_items = max_items
+        records, deletes = self.journal.take()
         assert not {record.key for record in records} & set(deletes)
         self.store.put_many(records, delete=deletes)
         return records, deletes
@@ -115,7 +116,8 @@ def test_in_the_end_the_store_has_what_there_is(steps, max_items):
         elif what == "write":
             part.write(max_items)
         else:
-            part.journal.take(max_items)
+            part.journal.max_items = max_items
+            part.journal.take()
             part.journal.give_back()
     while part.journal:
         part.write(max_items)
@@ -141,26 +143,26 @@ def test_a_record_of_another_form_is_refused(record, problem):
 
 
 def test_what_leaves_is_written_until_it_is_forgotten():
-    parts, stays, goes = KeptParts(), Part(), Part()
+    journal, stays, goes = Journal(), Part(), Part()
     goes.counts, stays.counts = {"a": 1, "c": 2}, {"b": 1}
     for part, name in ((goes, "a"), (stays, "b")):
-        parts.journal.mark_changed(part, name)
-    parts.leaving.add(goes)
-    assert [record.key for record in parts.changes()[0]] == ["counts/a", "counts/b"]
-    parts.changes_failed()
-    assert not parts.forget_leaving()
-    assert [record.key for record in parts.changes()[0]] == ["counts/b"]
-    parts.leaving.add(goes)
-    assert parts.forget_leaving(), "nothing was left to write"
-    parts.journal.mark_changed(goes, "c")
-    parts.journal.mark_deleted("counts/d")
-    assert parts.changes() == ([COUNTS.record(("c",), {"count": 2})], ["counts/d"])
+        journal.mark_changed(part, name)
+    journal.leaving.add(goes)
+    assert [record.key for record in journal.take()[0]] == ["counts/a", "counts/b"]
+    journal.give_back()
+    assert not journal.forget_leaving()
+    assert [record.key for record in journal.take()[0]] == ["counts/b"]
+    journal.leaving.add(goes)
+    assert journal.forget_leaving(), "nothing was left to write"
+    journal.mark_changed(goes, "c")
+    journal.mark_deleted("counts/d")
+    assert journal.take() == ([COUNTS.record(("c",), {"count": 2})], ["counts/d"])
 
 
 def test_nothing_is_deleted_that_may_be_others_by_now():
-    parts, goes = KeptParts(), Part()
-    parts.journal.mark_removed(goes, "a")
-    assert parts.forget_leaving()
-    parts.leaving.add(goes)
-    assert parts.forget_leaving()
-    assert parts.changes() == ([], [])
+    journal, goes = Journal(), Part()
+    journal.mark_removed(goes, "a")
+    assert journal.forget_leaving()
+    journal.leaving.add(goes)
+    assert journal.forget_leaving()
+    assert journal.take() == ([], [])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from proxy.state import MemoryStore, Record, StateError, StateWriter
+from proxy.state import MemoryStore, Record, StateError, WriteProbe
 
 
 class Gated(MemoryStore):
@@ -28,81 +28,81 @@ class Gated(MemoryStore):
             raise self.error
         return super().put_many(records, delete=delete)
 
+    def close(self):
+        if self._records is not None:
+            self.left = self.values()
+        super().close()
+
     def values(self):
         return {item.key: item.value for item in self.items("")}
 
 
-async def one_on_its_way(store, writer):
+async def one_on_its_way(store, state):
     """Begin a write and wait until it is in the thread."""
-    task = asyncio.create_task(writer.put_many([Record.of("a/first", 0)]))
+    task = asyncio.create_task(state.write([Record.of("a/first", 0)]))
     await asyncio.to_thread(store.begun.acquire)
     return task
 
 
 async def test_a_write_returns_when_it_is_done():
     store = MemoryStore()
-    writer = StateWriter(store)
     store.put("a/gone", 1)
-    await writer.put_many([Record.of("a/b", 1)], delete=["a/gone"])
+    await store.write([Record.of("a/b", 1)], delete=["a/gone"])
     assert [item.key for item in store.items("")] == ["a/b"]
-    await writer.close()
 
 
 async def test_what_is_asked_for_meanwhile_is_written_in_order():
     store = Gated()
-    writer = StateWriter(store)
-    first = await one_on_its_way(store, writer)
+    first = await one_on_its_way(store, store)
     async with asyncio.TaskGroup() as group:
         for number in range(100):
-            group.create_task(writer.put_many([Record.of("a/x", number)]))
-        group.create_task(writer.put_many([Record.of("a/y", 1)], delete=["a/x"]))
-        group.create_task(writer.put_many([Record.of("a/z", 1)], delete=["a/y"]))
-        group.create_task(writer.put_many([Record.of("a/y", 2)], delete=["a/y"]))
+            group.create_task(store.write([Record.of("a/x", number)]))
+        group.create_task(store.write([Record.of("a/y", 1)], delete=["a/x"]))
+        group.create_task(store.write([Record.of("a/z", 1)], delete=["a/y"]))
+        group.create_task(store.write([Record.of("a/y", 2)], delete=["a/y"]))
         store.gate.release(104)
     await first
     assert store.batches == [1] * 101 + [2] * 3
     assert store.values() == {"a/first": 0, "a/y": 2, "a/z": 1}
-    await writer.close()
 
 
 async def test_a_failure_is_told_to_those_who_waited_and_the_next_write_goes_on():
     store = Gated()
-    writer = StateWriter(store)
     store.error = StateError("the disk is full", "make room")
-    first = await one_on_its_way(store, writer)
+    first = await one_on_its_way(store, store)
     store.gate.release()
     with pytest.raises(StateError, match="the disk is full"):
         await first
     store.error = None
     store.gate.release()
-    await writer.put_many([Record.of("a/b", 1)])
+    await store.write([Record.of("a/b", 1)])
     assert store.values() == {"a/b": 1}
-    await writer.close()
 
 
 async def test_a_caller_that_is_cancelled_does_not_take_its_write_back():
     store = Gated()
-    writer = StateWriter(store)
-    first = await one_on_its_way(store, writer)
+    state = WriteProbe(store)
+    first = await one_on_its_way(store, state)
     first.cancel()
     await asyncio.wait((first,))
     store.gate.release()
-    await writer.close()
+    await asyncio.to_thread(state.close)
     assert first.cancelled()
-    assert store.values() == {"a/first": 0}
+    assert store.left == {"a/first": 0}
 
 
 async def test_close_writes_what_is_left_and_then_refuses():
     store = Gated()
-    writer = StateWriter(store)
-    first = await one_on_its_way(store, writer)
-    second = asyncio.create_task(writer.put_many([Record.of("a/second", 1)]))
+    state = WriteProbe(store)
+    first = await one_on_its_way(store, state)
+    second = asyncio.create_task(state.write([Record.of("a/second", 1)]))
     await asyncio.sleep(0)
     store.gate.release(2)
-    await writer.close()
-    await writer.close()
+    await asyncio.to_thread(state.close)
+    await asyncio.to_thread(state.close)
     await first
     await second
-    assert store.values() == {"a/first": 0, "a/second": 1}
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        await writer.put_many([])
+    assert store.left == {"a/first": 0, "a/second": 1}
+    store.gate.release()
+    with pytest.raises(StateError, match="another proxy took it over"):
+        await state.write([])
