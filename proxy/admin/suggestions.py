@@ -1,7 +1,6 @@
 """Suggests rules from what was observed, as YAML with the figures behind each, and as JSON."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -122,14 +121,10 @@ async def suggest(
 
     Of both kinds those with most bytes come first. `table` has the rules in force.
     """
-    of_clients: dict[ObservedClient, dict[QuotaKind, SeenSeries]] = defaultdict(dict)
     found = PagedRows[Suggestion](page, attrgetter("key"), attrgetter("urgency"))
 
     def making() -> Iterator[None]:
-        for (client, kind), seen in observed.by_series.items():
-            of_clients[client][kind] = seen
-            yield
-        for client, by_kind in of_clients.items():
+        for client, by_kind in observed.by_client.items():
             example = next(iter(by_kind.values())).example
             known = () if client.is_hashed else by_kind
             matches = {kind: table.match(kind, example) for kind in known}
