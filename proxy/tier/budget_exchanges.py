@@ -18,8 +18,6 @@ from uuid import uuid4
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.admin.peer_client import PeerError
-from proxy.admin.peers.tier_routes import BUDGETS_PATH
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     RATE_LEASE_MS,
@@ -42,6 +40,7 @@ from proxy.quota.meter import Meter, sensor_name
 from proxy.quota.rules import Budget, Rule
 from proxy.state import Document
 from proxy.tasks import end_tasks
+from proxy.tier.peer_client import BUDGETS_PATH, PeerError
 from proxy.tier.peers import Peers
 from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.slot_map import slot_of

@@ -23,10 +23,10 @@ BUDGETS = {
     "proxy/launcher": Budget(630, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1320, 650),
-    "proxy/tier": Budget(4125, 2350),
+    "proxy/tier": Budget(4275, 2350),
     "proxy/onboarding": Budget(970, 700),
     "proxy/queries": Budget(830, 650),
-    "proxy/admin": Budget(6510, 4250),
+    "proxy/admin": Budget(6270, 4250),
     "proxy/config": Budget(2580, 2150),
     "proxy/relay": Budget(6645, 4300),
     "proxy/usage": Budget(1000, 1000),

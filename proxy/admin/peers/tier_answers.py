@@ -27,7 +27,6 @@ from proxy.admin.api import (
     tail_of,
 )
 from proxy.admin.pages import LISTS, Page, page_of
-from proxy.admin.peer_client import PeerError, Reply, Tier
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
@@ -53,6 +52,8 @@ from proxy.admin.replies import (
 from proxy.progress.report import MAX_VALUES, values_in
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
+from proxy.tier.peer_client import PeerError, Reply
+from proxy.tier.tier_member import TierMember
 
 UNDONE, UNDONE_LIMIT_S = HTTPStatus.SERVICE_UNAVAILABLE, 8.0
 """What a member answers that has not taken yet what it is asked for, and how long it is asked."""
@@ -77,7 +78,7 @@ _log = get_logger(__name__)
 class TierAnswers:
     """The handlers."""
 
-    def __init__(self, tier: Tier, parts: AdminParts) -> None:
+    def __init__(self, tier: TierMember, parts: AdminParts) -> None:
         self._members = Members(tier)
         self._tier, self._parts = tier, parts
         self._long_answers = asyncio.Semaphore(LONG_ANSWERS)
