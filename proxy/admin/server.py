@@ -1,6 +1,5 @@
 """The admin HTTP server of a member: its address, who may ask what there, all paths, the page."""
 
-import ipaddress
 import json
 import logging
 import socket
@@ -20,6 +19,7 @@ from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.admin_port import AdminPort, PortLimits
 from proxy.admin.port.guard import Access, Guard
 from proxy.admin.query_documents import PARTITION
+from proxy.config.endpoints import HostPort
 
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 
@@ -120,7 +120,7 @@ class AdminServer:
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on bound sockets. Raises AdminError."""
-        if not self.guard.access.tokens and not _is_loopback(self._host):
+        if not self.guard.access.tokens and not HostPort(self._host, 0).is_loopback:
             raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
@@ -148,10 +148,3 @@ class AdminServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
