@@ -27,7 +27,6 @@ from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
-from proxy.admin.port.admin_port import PortLimits
 from proxy.admin.port.guard import Access, AdminToken, Right
 from proxy.admin.request_times import RequestTimes, watch_lag
 from proxy.admin.server import AdminServer
@@ -218,7 +217,6 @@ class MemberProcess:
 
     def make_admin(self) -> AdminServer:
         """Make what serves operators; `start` it with sockets."""
-        admin = self._config.admin
         parts = AdminParts(
             metrics=self.metrics,
             member=self.name,
@@ -235,16 +233,11 @@ class MemberProcess:
             audit=self.audit,
             connections=self.relay.list,
         )
+        most = {"max_connections": share_files(self._config).admin}
         self.admin = AdminServer(
-            admin.bind.host,
+            self._config.admin.model_copy(update=most),
             parts,
             access=access_of(self._config, self.secrets),
-            limits=PortLimits(
-                share_files(self._config).admin,
-                admin.max_connections_per_ip,
-                admin.head_timeout,
-                admin.idle_timeout,
-            ),
             tls=self.secrets.admin,
         )
         return self.admin
