@@ -222,7 +222,6 @@ class MemberProcess:
             member=self.name,
             readiness=self.health.readiness,
             tier=self.tier,
-            client_of=self._client_of,
             quotas=self.quotas,
             rules=self.rules,
             relay=self.health.relay_status,
@@ -363,11 +362,6 @@ class MemberProcess:
         since_ms = round((time.time() - since_s) * MS_PER_SECOND)
         most, topic = self._config.limits.max_client_entities, self._config.usage.topic
         return await read_observed(self.bootstrap, topic, since_ms, most, self.slices)
-
-    def _client_of(self, query: str) -> str:
-        """Return the client id of a query by its name."""
-        found = (each.client_id for each in self._in_force.queries if each.name == query)
-        return next(found, query)
 
     def _on_shared_state_changed(self) -> None:
         """Read again what concerns all: another member has written it."""

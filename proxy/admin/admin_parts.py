@@ -35,8 +35,6 @@ class AdminParts:
     readiness: Callable[[], tuple[str | None, str | None]]
     """Gives why clients can't be served now, and what is wrong although they can; None: nothing."""
     tier: TierMember | None = None
-    client_of: Callable[[str], str] = lambda name: name
-    """Gives the client id that a query's name stands for."""
     observe: Callable[[float], Awaitable[Observed]] | None = None
     """Gives what usage records say of the last so many seconds; None: none are written."""
     quotas: QuotaManager

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -94,6 +95,8 @@ RELAY: Mapping[str, Any] = {
 
 class NoQueries:
     """A proxy that follows no queries."""
+
+    registry = SimpleNamespace(clients={})
 
     async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
         raise AssertionError(f"nobody reports here: {raw!r} of {scope}")

@@ -1,7 +1,7 @@
 """Answers for all members of a tier: who of them answers what, and what they know together."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -199,7 +199,8 @@ class TierAnswers:
 
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
         async with report_body(request, self._parts) as body:
-            client_id = await asyncio.to_thread(client_of_report, body, self._parts.client_of)
+            clients = self._parts.reports.registry.clients
+            client_id = await asyncio.to_thread(client_of_report, body, clients)
             return await self._pass_to(request, body, client_id)
 
     async def _change(self, request: web.Request) -> web.StreamResponse:
@@ -330,8 +331,10 @@ def _merged_body(
     return written(merged)
 
 
-def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None:
+def client_of_report(body: bytes, clients: Mapping[str, str]) -> str | None:
     """Return the client id that a report is about, as far as it can be kept; None if it cannot.
+
+    `clients` are those of configured queries, by the queries' names.
 
     Nothing else of the body is looked at: the member that gets it reads it with all care.
     """
@@ -342,7 +345,7 @@ def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None
     client_id, name = document.get("client_id"), document.get("name")
     if client_id and isinstance(client_id, str):
         return client_id
-    return client_of(name) if name and isinstance(name, str) else None
+    return clients.get(name, name) if name and isinstance(name, str) else None
 
 
 def _in_order(name: str) -> list[tuple[bool, int, str]]:
