@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -116,13 +117,9 @@ class Observed:
 
         They move at the same times, as the executors of a query; if not, the sum is too high.
         """
-        rates = by_end.setdefault(record.end_ms, [])
-        for rank, rate in enumerate(descending(record.rates)):
-            if rank < len(rates):
-                rates[rank] += rate
-            else:
-                rates.append(rate)
-                self._summed_count += 1
+        before, own = by_end.get(record.end_ms, ()), descending(record.rates)
+        rates = by_end[record.end_ms] = list(map(sum, zip_longest(before, own, fillvalue=0.0)))
+        self._summed_count += len(rates) - len(before)
 
     def finishing(self) -> Iterator[None]:
         """Make in small steps the series of who share a bound; drop what has no rates."""
