@@ -26,10 +26,10 @@ BUDGETS = {
     "proxy/tier": Budget(4275, 2350),
     "proxy/onboarding": Budget(970, 700),
     "proxy/queries": Budget(830, 650),
-    "proxy/admin": Budget(6232, 4250),
+    "proxy/admin": Budget(6220, 4250),
     "proxy/config": Budget(2580, 2150),
     "proxy/relay": Budget(6645, 4300),
-    "proxy/usage": Budget(985, 985),
+    "proxy/usage": Budget(981, 981),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2525, 1950),
     "proxy/quota": Budget(5707, 3100),
@@ -38,8 +38,8 @@ BUDGETS = {
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5525, 4430
     ),
-    "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(835, 650),
-    "proxy/spark/usage": Budget(1575, 900),
+    "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(833, 650),
+    "proxy/spark/usage": Budget(1572, 900),
 }
 """By the folders and modules of each room."""
 
