@@ -23,7 +23,6 @@ from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
-from proxy.admin.port.admin_port import PortLimits
 from proxy.admin.request_times import RequestTimes, watch_lag
 from proxy.admin.server import AdminError, AdminServer
 from proxy.cluster.kafka_client import KafkaClient
@@ -370,13 +369,11 @@ class Member:
 
     def _make_admin(self) -> AdminServer:
         """Make what serves operators; `start` it with sockets."""
-        admin = self._config.admin
         parts = AdminParts(
             metrics=self._metrics,
             member=self._name,
             readiness=self._health.readiness,
             tier=self._tier,
-            client_of=self._client_of,
             quotas=self._quotas,
             rules=self._rules,
             relay=self._health.relay_status,
@@ -388,16 +385,11 @@ class Member:
             connections=self._relay.list,
         )
         self._services.instruments.ready.set_function(lambda: parts.problems()[0] is None)
+        most = {"max_connections": share_files(self._config).admin}
         self._admin = AdminServer(
-            admin.bind.host,
+            self._config.admin.model_copy(update=most),
             parts,
             access=access_of(self._config, self._secrets),
-            limits=PortLimits(
-                share_files(self._config).admin,
-                admin.max_connections_per_ip,
-                admin.head_timeout,
-                admin.idle_timeout,
-            ),
             tls=self._secrets.admin,
         )
         return self._admin
@@ -517,11 +509,6 @@ class Member:
         since_ms = round((time.time() - since_s) * MS_PER_SECOND)
         most, topic = self._config.limits.max_client_entities, self._config.usage.topic
         return await read_observed(self._bootstrap, topic, since_ms, most, self._slices)
-
-    def _client_of(self, query: str) -> str:
-        """Return the client id of a query by its name."""
-        found = (each.client_id for each in self._in_force.queries if each.name == query)
-        return next(found, query)
 
     def _on_shared_state_changed(self) -> None:
         """Read again what concerns all: another member has written it."""

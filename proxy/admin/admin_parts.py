@@ -12,13 +12,14 @@ from metrics.clock import clock_ms, cpu_ms
 from proxy.admin.audit import AuditLog
 from proxy.admin.document_models import Moment
 from proxy.admin.history import History
-from proxy.admin.peer_client import Tier
-from proxy.admin.query_documents import QueryDocuments, Reports
+from proxy.admin.query_documents import QueryDocuments
+from proxy.queries.queries import Queries
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.relay.connection_list import ConnectionList
 from proxy.slices import Slices
 from proxy.state import Document
+from proxy.tier.tier_member import TierMember
 from proxy.usage.observed_usage import Observed
 
 LONG_REPORTS = 16  # read or parsed at a time, of some MiB each
@@ -33,9 +34,7 @@ class AdminParts:
     """The name that each sample of `metrics` is shown with."""
     readiness: Callable[[], tuple[str | None, str | None]]
     """Gives why clients can't be served now, and what is wrong although they can; None: nothing."""
-    tier: Tier | None = None
-    client_of: Callable[[str], str] = lambda name: name
-    """Gives the client id that a query's name stands for."""
+    tier: TierMember | None = None
     observe: Callable[[float], Awaitable[Observed]] | None = None
     """Gives what usage records say of the last so many seconds; None: none are written."""
     quotas: QuotaManager
@@ -47,7 +46,7 @@ class AdminParts:
     clock_ms: Callable[[], float] = clock_ms
     """The monotonic time that `quotas` is fed with."""
     cpu_ms: Callable[[], float] = cpu_ms
-    reports: Reports
+    reports: Queries
     audit: AuditLog
     connections: ConnectionList
     long_reports: asyncio.Semaphore = field(

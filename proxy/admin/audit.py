@@ -140,8 +140,7 @@ class AuditLog:
 
         The body says by raising that it made none. That of a request that is cancelled is recorded,
         too: it is kept, and so in force. Bodies run one after the other: what one has made is what
-        the next one finds. Raises ApiError for the body's ValueError, which `fix` mends, and where
-        it cannot be stored.
+        the next one finds. Raises ApiError for the body's ValueError, which `fix` mends.
         """
         try:
             async with self._changing:
@@ -158,8 +157,6 @@ class AuditLog:
             raise ApiError(400, error.message, error.fix) from None
         except ValueError as error:
             raise ApiError(400, str(error), fix) from None
-        except StateError as error:
-            raise ApiError(503, error.what, error.fix) from error
 
     async def record_refusal(self, refusal: str, now_s: float) -> None:
         """Record in log and audit that a token reported on a query that is not its own.

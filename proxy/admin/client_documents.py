@@ -17,6 +17,7 @@ from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.sensor_rows import SHOWN_CLIENTS, BudgetRow, BudgetShares, SensorRow, row_groups
+from proxy.config.endpoints import HostPort
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LAST_MINUTE, Meter
@@ -262,11 +263,6 @@ HOLD = Model[ConnectionHold](
 )
 
 
-def _address(row: Document) -> str:
-    host = row["address"]
-    return f"[{host}]:{row['port']}" if ":" in host else f"{host}:{row['port']}"
-
-
 CONNECTION = Model[ConnectionRow](
     """
     id: its number, not used twice while the proxy runs
@@ -293,7 +289,7 @@ CONNECTION = Model[ConnectionRow](
     # Address and client at any width: who it is must not depend on the terminal.
     columns=(
         Column("id", "id", "number"),
-        Column("address", _address),
+        Column("address", lambda row: str(HostPort(row["address"], row["port"]))),
         Column("client", lambda row: row["client_id"] or "(no client id)", ratio=3),
         Column("user", lambda row: row["user"] or UNKNOWN, from_width=100),
         Column("listener", "listener", from_width=140, page="Listener"),

@@ -162,13 +162,14 @@ class Model(Generic[T]):
         like: "Model[Any] | None" = None,
     ) -> None:
         lines = cleandoc(text).replace("\n    ", " ").splitlines()
-        self._texts = dict(line.split(": ", 1) for line in lines)
+        self.texts = dict(line.split(": ", 1) for line in lines)
+        """By one name, or some with commas between them."""
         self._merged, self._divided = merged or {}, divided or {}
         self.made: Mapping[str, Made[T]] = {**(like.made if like else {}), **made}
         self.columns = columns
         self._getters: dict[type, list[tuple[str, Callable[[T, Moment], Any]]]] = {}
         """By the types of rows, of which each has the same attributes."""
-        self.names = [name for names in self._texts for name in names.split(", ")]
+        self.names = [name for names in self.texts for name in names.split(", ")]
 
     def document(self, row: T, moment: Moment) -> Document:
         """Return a row for JSON, with the fields that can be made of it alone."""
@@ -192,10 +193,3 @@ class Model(Generic[T]):
             if name in first
         }
         return {**first, **found}
-
-    def table(self) -> str:
-        """Return the table of docs/api.md."""
-        rows = (
-            f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in self._texts.items()
-        )
-        return "\n".join(("| field | |", "|---|---|", *rows))

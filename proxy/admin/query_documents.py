@@ -7,7 +7,7 @@ from heapq import nlargest
 from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from metrics.clock import in_seconds
 from proxy.admin.document_models import Column, Model, Moment, cut, picked, rounded
@@ -18,12 +18,12 @@ from proxy.admin.pipeline_documents import (
     pipeline_summary,
     pipeline_urgency,
 )
-from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import OffsetRange
 from proxy.progress.partition import PartitionProgress
 from proxy.progress.query import QueryProgress
-from proxy.progress.report import QueryScope, Refusal
+from proxy.progress.report import Refusal
+from proxy.queries.queries import Queries
 from proxy.quota.meters import Clock
 from proxy.slices import Slices
 from proxy.state import Document
@@ -208,22 +208,6 @@ MAX_QUERY_SUMMARIES = 100  # queries in the status document
 T = TypeVar("T")
 
 
-class Reports(Protocol):
-    """What the rest of the program does with reports, and knows of queries."""
-
-    async def accept(self, raw: bytes, scope: QueryScope) -> Document:
-        """Apply a report on a query of a scope; return what came of it. Raises ReportRefused."""
-
-    def progress(self) -> Iterable[QueryProgress]:
-        """Return the queries that are followed."""
-
-    def pressure(self) -> Mapping[str, Document]:
-        """Return what backpressure does to the queries that have it, by their names."""
-
-    def pipelines(self) -> Iterable[RunningPipeline]:
-        """Return the pipelines that are at work."""
-
-
 class Cached(Generic[T]):
     """What a walk has found, by what it was asked; found again when it is no longer fresh.
 
@@ -275,7 +259,7 @@ class QueryDocuments:
     With 10,000 partitions it takes 0.1 to 0.25 s to make them.
     """
 
-    def __init__(self, reports: Reports, slices: Slices, clock_ms: Clock, cpu_ms: Clock) -> None:
+    def __init__(self, reports: Queries, slices: Slices, clock_ms: Clock, cpu_ms: Clock) -> None:
         how = slices, clock_ms, cpu_ms, lambda cost_ms: COST_FACTOR * cost_ms
 
         def progress() -> Iterator[Document | None]:

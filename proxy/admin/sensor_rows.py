@@ -5,6 +5,7 @@ active wanted more than there is.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
@@ -16,7 +17,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import Meter, sensor_name
 from proxy.quota.meters import Clock
 from proxy.quota.rules import Budget, Rule
-from proxy.quota.shares import Claim, divide
+from proxy.quota.shares import Claim, shares_by_claim
 
 SLIGHTLY = 1e-6
 """Figures that differ by less of themselves are the same."""
@@ -52,25 +53,6 @@ class BudgetRow:
 
 
 @dataclass(slots=True, eq=False)
-class _Alike:
-    """Sharers of a budget with the same claim, divided for together: 10,000 cost as much as ten."""
-
-    claim: Claim
-    """Of each of them."""
-    number: int = 0
-    highest: float = 0.0
-    """Of their rates."""
-    share: float = 0.0
-    """Of each of them."""
-
-    @property
-    def joint(self) -> Claim:
-        """What all of them may have together."""
-        number, one = self.number, self.claim
-        return Claim(number * one.weight, number * one.guaranteed, number * one.most)
-
-
-@dataclass(slots=True, eq=False)
 class _SharedBudget:
     """A budget with its sharers: active clients, and budgets that have some."""
 
@@ -78,7 +60,12 @@ class _SharedBudget:
     rate: float
     waiting: int
     """How many connections wait at the gates of budgets that it is in."""
-    parts: dict[Claim, _Alike] = field(default_factory=dict)
+    numbers: Counter[Claim] = field(default_factory=Counter)
+    """How many sharers have each claim: 10,000 with the same one cost as much as ten."""
+    highest: dict[Claim, float] = field(default_factory=dict)
+    """Of the rates of those with a claim."""
+    shares: dict[Claim, float] = field(default_factory=dict)
+    """Of each of them, after `divide`."""
     guarantees: list[tuple[Claim, Meter, float]] = field(default_factory=list)
     """Of its sharers that have any, with their rates; after `divide` the largest of those that
     others wait for."""
@@ -95,9 +82,8 @@ class _SharedBudget:
 
     def add(self, meter: Meter, claim: Claim, rate: float, *, waits: bool) -> None:
         """Add a sharer."""
-        alike = self.parts.setdefault(claim, _Alike(claim))
-        alike.number += 1
-        alike.highest = max(alike.highest, rate)
+        self.numbers[claim] += 1
+        self.highest[claim] = max(self.highest.get(claim, 0.0), rate)
         self.wanting += waits
         if claim.guaranteed:
             self.guarantees.append((claim, meter, rate))
@@ -105,16 +91,15 @@ class _SharedBudget:
     @property
     def demand(self) -> float:
         """What all its sharers can have."""
-        return math.fsum(each.joint.most for each in self.parts.values())
+        return math.fsum(number * claim.most for claim, number in self.numbers.items())
 
     def divide(self) -> None:
         """Give each sharer its share."""
-        parts, bound = list(self.parts.values()), min(self.meter.bound, self.most)
-        for each, share in zip(parts, divide(bound, [each.joint for each in parts]), strict=True):
-            each.share = share / each.number
-            self.is_borrowed |= each.highest > each.share * (1 + SLIGHTLY)
-        hungry = (each for each in parts if each.share < each.claim.most * (1 - SLIGHTLY))
-        level = min((each.share / each.claim.weight for each in hungry), default=math.inf)
+        self.shares = shares_by_claim(min(self.meter.bound, self.most), self.numbers)
+        shares = self.shares.items()
+        self.is_borrowed = any(self.highest[of] > share * (1 + SLIGHTLY) for of, share in shares)
+        hungry = (share / of.weight for of, share in shares if share < of.most * (1 - SLIGHTLY))
+        level = min(hungry, default=math.inf)
         waited_for = (
             (claim, meter, rate)
             for claim, meter, rate in self.guarantees
@@ -160,7 +145,7 @@ class BudgetShares:
         for shared in reversed(inner_first):
             around = self._around(shared.meter)
             if around is not None and around.meter.is_enforced:
-                shared.most = around.parts[claims[shared]].share
+                shared.most = around.shares[claims[shared]]
             shared.divide()
 
     def part(self, meter: Meter, now_ms: float) -> BudgetPart | None:
@@ -173,15 +158,15 @@ class BudgetShares:
         if not _is_sharing(meter, now_ms):
             return replace(part, lent=self._used_of(share.guaranteed, meter))
         around = self._around(meter)
-        if around is None or (alike := around.parts.get(_claim(meter))) is None:
+        if around is None or (fair := around.shares.get(_claim(meter))) is None:
             return part
         rate, waits = meter.metric.measure(now_ms), meter.budget_waits()
         lends = not waits and self._is_wanted(around)  # who waits itself leaves nothing
         return replace(
             part,
-            fair_share=alike.share,
-            borrowed=max(rate - alike.share, 0.0),
-            lent=max(alike.share - rate, 0.0) if lends else 0.0,
+            fair_share=fair,
+            borrowed=max(rate - fair, 0.0),
+            lent=max(fair - rate, 0.0) if lends else 0.0,
             waits_for=self._waits_for(meter, next(iter(waits))) if waits else None,
         )
 

@@ -1,6 +1,5 @@
 """The admin HTTP server of a member: its address, who may ask what there, all paths, the page."""
 
-import ipaddress
 import json
 import logging
 import socket
@@ -17,9 +16,10 @@ from proxy.admin.client_documents import CONNECTION
 from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
-from proxy.admin.port.admin_port import AdminPort, PortLimits
+from proxy.admin.port.admin_port import AdminPort
 from proxy.admin.port.guard import Access, Guard
 from proxy.admin.query_documents import PARTITION
+from proxy.config.models import AdminSection
 
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 
@@ -81,7 +81,7 @@ class AdminError(Exception):
 class AdminServer:
     """Serves operators on one address: metrics, health, the API and the status page.
 
-    `host`, that of `admin.bind`, is loopback unless the access has tokens.
+    Its address is loopback unless the access has tokens.
 
     With a tier it answers for all members, but for a request of one of them, which is for this
     one alone.
@@ -89,16 +89,15 @@ class AdminServer:
 
     def __init__(
         self,
-        host: str,
+        section: AdminSection,
         parts: AdminParts,
         *,
         access: Access,
-        limits: PortLimits,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._host, self._parts = host, parts
+        self._bind, self._parts = section.bind, parts
         self.guard = Guard(access, in_tier=parts.tier is not None)
-        self.listening = AdminPort(limits, tls)
+        self.listening = AdminPort(section, tls)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -120,8 +119,8 @@ class AdminServer:
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on bound sockets. Raises AdminError."""
-        if not self.guard.access.tokens and not _is_loopback(self._host):
-            raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
+        if not self.guard.access.tokens and not self._bind.is_loopback:
+            raise AdminError(f"admin.bind: {self._bind.host} can be reached by others; set a token")
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
             self.application(),
@@ -138,7 +137,7 @@ class AdminServer:
             self.listening.serve(sockets)
         except OSError as error:
             await runner.cleanup()
-            address = f"{self._host}:{self.port}"
+            address = f"{self._bind.host}:{self.port}"
             raise AdminError(f"admin.bind: {address}: {error.strerror or error}") from None
         self._runner = runner
 
@@ -148,10 +147,3 @@ class AdminServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

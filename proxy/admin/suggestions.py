@@ -1,10 +1,9 @@
 """Suggests rules from what was observed, as YAML with the figures behind each, and as JSON."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from operator import attrgetter
 
 from aiohttp import web
@@ -17,7 +16,7 @@ from proxy.admin.replies import ApiError, answer
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
-from proxy.quota.values import BadValueError, parse_duration, parse_size
+from proxy.quota.values import BadValueError, parse_duration
 from proxy.slices import Slices
 from proxy.state import Document, StateError
 from proxy.usage.observed_usage import READ_LIMIT_S, Observed, ObservedClient, SeenSeries
@@ -25,11 +24,9 @@ from proxy.usage.usage_meter import RATE_INTERVAL_MS
 
 SUGGESTED_HEADROOM = 1.5  # of the p99: what a bound is before it is rounded up
 
-KIB, STEP = 1024, 1024
+STEP, SUGGESTED_UNITS = 1024, ("KiB", "MiB", "GiB")
 LEAST_KIB = 100  # no bound is lower: it should let a few record batches through in a second
-
-SUGGESTED_DIGITS = 2
-"""Of a bound in its unit, which are not zeros at the end; at least one stands before the point."""
+UP_TO_TWO_DIGITS = Context(prec=2, rounding=ROUND_CEILING)
 
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -122,14 +119,10 @@ async def suggest(
 
     Of both kinds those with most bytes come first. `table` has the rules in force.
     """
-    of_clients: dict[ObservedClient, dict[QuotaKind, SeenSeries]] = defaultdict(dict)
     found = PagedRows[Suggestion](page, attrgetter("key"), attrgetter("urgency"))
 
     def making() -> Iterator[None]:
-        for (client, kind), seen in observed.by_series.items():
-            of_clients[client][kind] = seen
-            yield
-        for client, by_kind in of_clients.items():
+        for client, by_kind in observed.by_client.items():
             example = next(iter(by_kind.values())).example
             known = () if client.is_hashed else by_kind
             matches = {kind: table.match(kind, example) for kind in known}
@@ -141,18 +134,14 @@ async def suggest(
 
 
 def round_up(rate: float) -> str:
-    """Return the next size of SUGGESTED_DIGITS digits that is no lower than a rate in bytes/s."""
-    least = max(rate, LEAST_KIB * KIB)
-    size = least / KIB
-    for unit in ("KiB", "MiB", "GiB"):
-        step = Decimal(10) ** (len(f"{int(size)}") - SUGGESTED_DIGITS)
-        rounded = max(int(size) // step, Decimal(1)) * step
-        while parse_size(text := f"{rounded.normalize():f}{unit}") < least:
-            rounded += step
-        if rounded < STEP or unit == "GiB":
-            return text
-        size /= STEP
-    raise AssertionError("the last unit takes every size")
+    """Return the next size of two digits that is no lower than a rate in bytes per second."""
+    size = Decimal(max(rate, LEAST_KIB * STEP)) / STEP
+    for unit in SUGGESTED_UNITS:
+        rounded = UP_TO_TWO_DIGITS.plus(size)
+        if rounded < STEP or unit == SUGGESTED_UNITS[-1]:
+            break
+        size = max(size / STEP, Decimal(1))  # at least one digit stands before the point
+    return f"{rounded.normalize():f}{unit}"
 
 
 SUGGESTION = Model[Suggestion](

@@ -5,7 +5,8 @@ a floor of the share, not on top of it. Who wants less than its share leaves the
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -40,29 +41,35 @@ class Claim:
 
 
 def divide(rate: float, claims: Sequence[Claim]) -> list[float]:
-    """Return the share of each claim, in their order, in time O(n log n).
+    """Return the share of each claim, in their order; see `shares_by_claim`."""
+    shares = shares_by_claim(rate, Counter(claims))
+    return [shares[claim] for claim in claims]
 
-    They add up to the rate, or to all that is wanted if that is less. Guarantees that add up to
-    more than the rate are cut in proportion.
+
+def shares_by_claim(rate: float, claims: Mapping[Claim, int]) -> dict[Claim, float]:
+    """Return the share of each of those with a claim, given with how many they are.
+
+    All shares add up to the rate, or to all that is wanted if that is less. Guarantees that add up
+    to more than the rate are cut in proportion. Takes time O(n log n), of n different claims.
     """
-    floors = math.fsum(claim.floor for claim in claims)
+    floors = math.fsum(number * claim.floor for claim, number in claims.items())
     if floors >= rate:
-        return [rate * claim.floor / floors if floors else 0.0 for claim in claims]
+        return {claim: rate * claim.floor / floors if floors else 0.0 for claim in claims}
     level = _level(rate - floors, claims)
-    return [claim.at(level) for claim in claims]
+    return {claim: claim.at(level) for claim in claims}
 
 
-def _level(spare: float, claims: Iterable[Claim]) -> float:
+def _level(spare: float, claims: Mapping[Claim, int]) -> float:
     """Return the level at which shares take `spare` beyond the floors; infinite if it is enough.
 
     Between two levels at which a claim leaves its floor or reaches its most, shares grow by the
     weights of those in between.
     """
     turns: list[tuple[float, float]] = []
-    for claim in claims:
+    for claim, number in claims.items():
         if claim.floor < claim.most:
-            turns.append((claim.floor / claim.weight, claim.weight))
-            turns.append((claim.most / claim.weight, -claim.weight))
+            turns.append((claim.floor / claim.weight, number * claim.weight))
+            turns.append((claim.most / claim.weight, -number * claim.weight))
     turns.sort()
     level, growth = 0.0, 0.0
     for at, change in turns:

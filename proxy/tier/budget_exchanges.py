@@ -17,8 +17,6 @@ from uuid import uuid4
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.admin.peer_client import PeerError
-from proxy.admin.peers.tier_routes import BUDGETS_PATH
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     RATE_LEASE_MS,
@@ -40,6 +38,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import Meter, sensor_name
 from proxy.quota.rules import Budget, Rule
 from proxy.state import Document
+from proxy.tier.peer_client import BUDGETS_PATH, PeerError
 from proxy.tier.peers import Peers, PeerTasks
 from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.slot_map import slot_of

@@ -14,7 +14,6 @@ from prometheus_client import Counter
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.admin.peer_client import PeerError
 from proxy.queries.queries import Queries
 from proxy.queries.record_owner import OwnedBeside
 from proxy.quota.entities import ClientIdentity
@@ -25,6 +24,7 @@ from proxy.state import GroupFence, Record, SlotStore, StateError
 from proxy.tier.group.group_documents import Assignment
 from proxy.tier.group.slot_states import GIVEN, RELEASING, SERVED, SlotStates
 from proxy.tier.key_rules import TierRules
+from proxy.tier.peer_client import PeerError
 from proxy.tier.peers import Peers
 from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.records import COMMON_SLOT, take_debts, write_debts

@@ -11,12 +11,21 @@ from typing import Any
 
 from structlog import get_logger
 
-from proxy.admin.peer_client import AwayError, BrokenError, PeerClient, PeerError, Target
-from proxy.admin.peers.tier_routes import ALIVE_PATH, LONG_ALIVE_PATH, LONG_S, RECORDS_PATH
 from proxy.config import Config
 from proxy.quota.manager import Debt
 from proxy.state import Document, Record
 from proxy.tasks import end_tasks
+from proxy.tier.peer_client import (
+    ALIVE_PATH,
+    LONG_ALIVE_PATH,
+    LONG_S,
+    RECORDS_PATH,
+    AwayError,
+    BrokenError,
+    PeerClient,
+    PeerError,
+    Target,
+)
 
 ALIVE_INTERVAL_S = 0.5
 """Between two questions to each member."""

@@ -13,8 +13,6 @@ from structlog import get_logger
 
 from metrics import MemberInstruments
 from metrics.member_names import machine_of, member_name
-from proxy.admin.peer_client import PeerClient, Target
-from proxy.admin.replies import ApiError
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
@@ -34,6 +32,7 @@ from proxy.tier.group.group_documents import Assignment, Subscription
 from proxy.tier.group.group_member import GroupMember, until_vacant
 from proxy.tier.key_rules import TierRules
 from proxy.tier.ownership import SlotOwnership, SlotOwns
+from proxy.tier.peer_client import PeerClient, Target
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
@@ -312,13 +311,13 @@ class TierMember:
         return {"name": self._tier, "generation": assignment.generation, "machines": machines}
 
     def alive(self) -> Document:
-        """Return what this member says of itself. Raises ApiError while it is in no tier."""
+        """Return what this member says of itself. Raises StateError while it is in no tier."""
         if self._ownership.fence is None:
             raise self._not_in_tier()
         return {"member": self.name, "group": self._generation()}
 
     def overview(self) -> Document:
-        """Return who owns what, what that carries, and who is reached. Raises ApiError."""
+        """Return who owns what, what that carries, and who is reached. Raises StateError."""
         assignment = self._ownership.newest
         if assignment is None:
             raise self._not_in_tier()
@@ -406,9 +405,9 @@ class TierMember:
         fence = self._ownership.fence
         return 0 if fence is None else fence.generation
 
-    def _not_in_tier(self) -> ApiError:
+    def _not_in_tier(self) -> StateError:
         text = f"this member is not in tier {self._tier} now"
-        return ApiError(503, text, "ask another one; its log says why")
+        return StateError(text, "ask another one; its log says why")
 
     def _url_at(self, port: int) -> str:
         tier, listener = self._config.tier, self._config.listeners[0]

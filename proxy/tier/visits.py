@@ -11,11 +11,10 @@ from typing import Any
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.admin.peer_client import PeerError
-from proxy.admin.peers.tier_routes import VISITS_PATH
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.relay.steering import Visit
+from proxy.tier.peer_client import VISITS_PATH, PeerError
 from proxy.tier.peers import Peers, PeerTasks
 from proxy.tier.slot_map import SlotSteering
 

@@ -1,11 +1,12 @@
 """Adds up the records of the last days: how fast each client reads and writes, for suggestions."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -38,18 +39,10 @@ class ObservedClient(NamedTuple):
     """Whether the names are hashed, so that no rule can name it after all."""
 
 
-class RateSeries(NamedTuple):
-    """One direction of a client's traffic."""
-
-    client: ObservedClient
-    kind: QuotaKind
-
-
 @dataclass(slots=True)
 class SeenSeries:
-    """The rates of a series, to within 5 %; they are above 0, in bytes per second."""
+    """One direction of a client's traffic: its rates above 0 in bytes per second, to within 5 %."""
 
-    series: RateSeries
     example: ClientIdentity
     """One of the clients."""
     counts: Counter[int] = field(default_factory=Counter)
@@ -57,6 +50,9 @@ class SeenSeries:
     peak: float = 0.0
     """The highest rate."""
     total_bytes: int = 0
+    by_end: dict[int, list[float]] = field(default_factory=dict)
+    """Of clients with one bound together the rates of each interval, the highest first, until they
+    are counted."""
 
     def quantile(self, share: float) -> float:
         """Return a rate that this share of the rates, 0 to 1, does not exceed."""
@@ -68,21 +64,17 @@ class Observed:
     """What was seen; `max_clients`: further ones are only counted."""
 
     max_clients: int
-    by_series: dict[RateSeries, SeenSeries] = field(default_factory=dict)
+    by_client: dict[ObservedClient, dict[QuotaKind, SeenSeries]] = field(default_factory=dict)
     left_out: set[ObservedClient] = field(default_factory=set)
     """Clients for whom there was no room; at most `max_clients` of them are counted."""
     unread: int = 0
     """Messages that are no records, or of a newer version."""
     is_cut: bool = False
     """Whether there was no time for all records."""
-    _clients: set[ObservedClient] = field(default_factory=set)
     _last: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """The number of the last record of each partition, member and epoch: doubles come later."""
-    _summed: defaultdict[RateSeries, dict[int, list[float]]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
-    """Of clients with one bound together the rates of each interval, the highest first."""
     _summed_count: int = 0
+    """How many rates are kept by interval."""
 
     def adding(self, topic: str, part: Any, positions: dict[int, int]) -> Iterator[None]:
         """Add in small steps what was fetched of a partition; see `usage_messages`."""
@@ -105,19 +97,17 @@ class Observed:
     def add(self, record: UsageRecord) -> None:
         """Add a record, of which there was none before."""
         client = observed_client(record.user, record.client_id, is_hashed=record.hashed)
-        series = RateSeries(client, KIND_OF[record.direction])
-        seen = self.by_series.get(series)
-        if seen is None:
-            if client not in self._clients and len(self._clients) >= self.max_clients:
-                if len(self.left_out) < self.max_clients:
-                    self.left_out.add(client)
-                return
-            self._clients.add(client)
-            identity = ClientIdentity(record.listener, record.user, record.client_id)
-            seen = self.by_series[series] = SeenSeries(series, identity)
+        if client not in self.by_client and len(self.by_client) >= self.max_clients:
+            if len(self.left_out) < self.max_clients:
+                self.left_out.add(client)
+            return
+        by_kind, kind = self.by_client.setdefault(client, {}), KIND_OF[record.direction]
+        if (seen := by_kind.get(kind)) is None:
+            example = ClientIdentity(record.listener, record.user, record.client_id)
+            seen = by_kind[kind] = SeenSeries(example)
         seen.total_bytes += record.bytes
         if client.is_prefix and self._summed_count < MAX_SUMMED:
-            self._add_at_once(self._summed[series], record)
+            self._add_at_once(seen.by_end, record)
         else:
             seen.counts.update(record.rates)
             seen.peak = max(seen.peak, record.peak)
@@ -127,27 +117,24 @@ class Observed:
 
         They move at the same times, as the executors of a query; if not, the sum is too high.
         """
-        rates = by_end.setdefault(record.end_ms, [])
-        for rank, rate in enumerate(descending(record.rates)):
-            if rank < len(rates):
-                rates[rank] += rate
-            else:
-                rates.append(rate)
-                self._summed_count += 1
+        before, own = by_end.get(record.end_ms, ()), descending(record.rates)
+        rates = by_end[record.end_ms] = list(map(sum, zip_longest(before, own, fillvalue=0.0)))
+        self._summed_count += len(rates) - len(before)
 
     def finishing(self) -> Iterator[None]:
         """Make in small steps the series of who share a bound; drop what has no rates."""
-        for series, by_end in self._summed.items():
-            seen = self.by_series[series]
-            for rates in by_end.values():
-                seen.counts.update(map(bucket_of, rates))
-                seen.peak = max((seen.peak, *rates))
+        for client, by_kind in tuple(self.by_client.items()):
+            for kind, seen in tuple(by_kind.items()):
+                for rates in seen.by_end.values():
+                    seen.counts.update(map(bucket_of, rates))
+                    seen.peak = max((seen.peak, *rates))
+                    yield
+                seen.by_end.clear()
+                if not seen.counts:
+                    del by_kind[kind]
                 yield
-        self._summed.clear()
-        for series, seen in tuple(self.by_series.items()):
-            if not seen.counts:
-                del self.by_series[series]
-            yield
+            if not by_kind:
+                del self.by_client[client]
 
 
 async def read_observed(
@@ -164,7 +151,7 @@ async def read_observed(
                 if await topic.is_there():
                     await _read(topic, since_ms, observed, slices)
         except UpstreamError:
-            if not observed.by_series:
+            if not observed.by_client:
                 raise
             observed.is_cut = True
     await slices.collect(observed.finishing())

@@ -9,7 +9,7 @@ was walked, the parts add up to the bytes.
 import asyncio
 import hashlib
 import hmac
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -60,13 +60,12 @@ class TopicShares:
         self._clear()
 
     def _clear(self) -> None:
-        self.sizes: defaultdict[str | None, int] = defaultdict(int)
+        self.sizes: Counter[str | None] = Counter()
         self.total_bytes, self.is_sampled = 0, False
 
     def take(self, sampler: TopicSampler) -> None:
         """Take from a sampler what it has."""
-        for topic, size in sampler.sizes.items():
-            self.sizes[topic] += size
+        self.sizes.update(sampler.sizes)
         self.total_bytes += sampler.total_bytes
         self.is_sampled |= sampler.is_sampled
         sampler.clear()

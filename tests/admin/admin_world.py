@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -15,10 +16,10 @@ from metrics.member_names import ONLY_MEMBER
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
-from proxy.admin.port.admin_port import PortLimits
 from proxy.admin.port.guard import Access, AdminToken
 from proxy.admin.server import AdminServer
 from proxy.config.endpoints import HostPort
+from proxy.config.models import AdminSection
 from proxy.hot_restart import bind_admin
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import QueryProgress
@@ -95,6 +96,8 @@ RELAY: Mapping[str, Any] = {
 class NoQueries:
     """A proxy that follows no queries."""
 
+    registry = SimpleNamespace(clients={})
+
     async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
         raise AssertionError(f"nobody reports here: {raw!r} of {scope}")
 
@@ -160,13 +163,13 @@ class AdminWorld(QuotaWorld):
             "reports": NoQueries(),
             "audit": self.audit,
             "access": access or Access(tokens),
-            "limits": PortLimits(),
+            "section": AdminSection.model_construct(bind=HostPort(host, 0)),
             "connections": ConnectionList(()),
             "observe": self.observe,
         } | changes
         of_parts = {each.name for each in fields(AdminParts) if each.init}
         parts = {key: arguments.pop(key) for key in of_parts & arguments.keys()}
-        return AdminServer(host, AdminParts(**parts), **arguments)
+        return AdminServer(parts=AdminParts(**parts), **arguments)
 
     def sample(self) -> None:
         """Take a rate of the last ten seconds."""

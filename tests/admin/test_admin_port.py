@@ -13,14 +13,17 @@ from parts.updating_client import UpdatingClient
 from prometheus_client.metrics_core import Metric
 from structlog.testing import capture_logs
 
-from proxy.admin.port.admin_port import ADMIN_RECEIVE_BYTES, AdminPort, PortLimits
+from proxy.admin.port import admin_port
+from proxy.admin.port.admin_port import ADMIN_RECEIVE_BYTES, AdminPort
 from proxy.admin.server import AdminServer
 from proxy.cluster.tls_socket import MOST_IN_VAIN
+from proxy.config.models import AdminSection
 
 HOST = "127.0.0.1"
 LIMIT_S = 20
 LONG_S = 3600.0
 SOON_S = 0.05
+PATIENT = {"head_timeout": LONG_S, "idle_timeout": LONG_S}
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -111,9 +114,9 @@ SLOW = {
 
 @pytest.mark.parametrize("sent", SLOW.values(), ids=SLOW.keys())
 async def test_who_is_slow_is_closed(world: AdminWorld, tls: Tls, sent: bytes):
-    limits = PortLimits(head_s=SOON_S, idle_s=SOON_S)
+    limits = AdminSection.model_construct(head_timeout=SOON_S, idle_timeout=SOON_S)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         caller = await call(stack, server, tls)
@@ -130,9 +133,9 @@ async def test_a_head_that_trickles_is_slow_too(world: AdminWorld, tls: Tls):
             await caller.writer.drain()
             await asyncio.sleep(0)
 
-    limits = PortLimits(head_s=SOON_S, idle_s=LONG_S)
+    limits = AdminSection.model_construct(head_timeout=SOON_S, idle_timeout=LONG_S)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         caller = await call(stack, server, tls)
@@ -144,9 +147,9 @@ async def test_a_head_that_trickles_is_slow_too(world: AdminWorld, tls: Tls):
 
 async def test_a_handshake_that_trickles_is_closed(world: AdminWorld, authority: trustme.CA):
     tls = Tls(authority)
-    limits = PortLimits(connections=1, head_s=SOON_S)
+    limits = AdminSection.model_construct(max_connections=1, head_timeout=SOON_S)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         for sent in (b"", b"\x16\x03\x01\x02\x00"):
@@ -179,9 +182,9 @@ async def test_key_updates_without_end_are_not_read(world: AdminWorld, authority
 
 async def until_closed_unread(world: AdminWorld, tls: Tls, asked: bytes) -> None:
     """Have requests sent by who reads no answer, and return when its connection is closed."""
-    limits = PortLimits(head_s=LONG_S, idle_s=SOON_S)
+    limits = AdminSection.model_construct(head_timeout=LONG_S, idle_timeout=SOON_S)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         caller = await call(stack, server, tls)
@@ -233,26 +236,29 @@ async def test_who_reads_late_gets_all_its_scrapes(world: AdminWorld, tls: Tls):
     assert scrapes.count == MORE_THAN_WAITS
 
 
-async def test_only_so_many_leave_their_answers_unread(world: AdminWorld, tls: Tls):
+async def test_only_so_many_leave_their_answers_unread(
+    world: AdminWorld, tls: Tls, monkeypatch: pytest.MonkeyPatch
+):
     """Else each of hundreds could keep megabytes in the process, until its time is over."""
-    limits = PortLimits(head_s=LONG_S, idle_s=LONG_S, unread=2)
+    monkeypatch.setattr(admin_port, "MOST_UNREAD", 2)
+    limits = AdminSection.model_construct(**PATIENT)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         callers = [await call(stack, server, tls) for _ in range(5)]
         for caller in callers:
             caller.writer.transport.pause_reading()
             caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * MORE_THAN_WAITS)
-        while connected(server) > limits.unread:  # noqa: ASYNC110 - no event tells of it
+        while connected(server) > 2:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
         assert await (await call(stack, server, tls)).get() == 200
 
 
 async def test_who_asks_again_in_time_stays(world: AdminWorld, tls: Tls):
-    limits = PortLimits(head_s=LONG_S, idle_s=LONG_S)
+    limits = AdminSection.model_construct(**PATIENT)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         caller = await call(stack, server, tls)
@@ -267,9 +273,9 @@ ENDLESS = {
 
 @pytest.mark.parametrize("sent", ENDLESS.values(), ids=ENDLESS.keys())
 async def test_a_head_without_end_is_refused(world: AdminWorld, tls: Tls, sent: bytes):
-    limits = PortLimits(head_s=LONG_S, idle_s=LONG_S)
+    limits = AdminSection.model_construct(**PATIENT)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         caller = await call(stack, server, tls)
@@ -279,10 +285,10 @@ async def test_a_head_without_end_is_refused(world: AdminWorld, tls: Tls, sent: 
 
 
 async def test_one_address_has_its_share(world: AdminWorld, tls: Tls):
-    limits = PortLimits(connections=10, per_address=3)
+    limits = AdminSection.model_construct(max_connections=10, max_connections_per_ip=3)
     with capture_logs() as logs:
         async with (
-            opened(world.server(limits=limits, tls=tls.server)) as server,
+            opened(world.server(section=limits, tls=tls.server)) as server,
             AsyncExitStack() as stack,
         ):
             operator = await call(stack, server, tls, "127.0.0.2")
@@ -299,9 +305,9 @@ async def test_one_address_has_its_share(world: AdminWorld, tls: Tls):
 
 
 async def test_a_flood_gives_way_to_another_address(world: AdminWorld, tls: Tls):
-    limits = PortLimits(connections=4, per_address=4, head_s=LONG_S, idle_s=LONG_S)
+    limits = AdminSection.model_construct(max_connections=4, max_connections_per_ip=4, **PATIENT)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         flood = [await call(stack, server, tls) for _ in range(4)]
@@ -320,9 +326,9 @@ async def test_a_flood_gives_way_to_another_address(world: AdminWorld, tls: Tls)
 
 async def test_in_a_flood_each_newcomer_is_answered(world: AdminWorld, tls: Tls):
     """Also one from the address of the flood, and where each address has one connection."""
-    limits = PortLimits(connections=3, per_address=3, head_s=LONG_S, idle_s=LONG_S)
+    limits = AdminSection.model_construct(max_connections=3, max_connections_per_ip=3, **PATIENT)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         for number in range(20):
@@ -334,9 +340,9 @@ async def test_in_a_flood_each_newcomer_is_answered(world: AdminWorld, tls: Tls)
 
 async def test_handshakes_count_and_give_way(world: AdminWorld, authority: trustme.CA):
     tls = Tls(authority)
-    limits = PortLimits(connections=3, per_address=3, head_s=LONG_S, idle_s=LONG_S)
+    limits = AdminSection.model_construct(max_connections=3, max_connections_per_ip=3, **PATIENT)
     async with (
-        opened(world.server(limits=limits, tls=tls.server)) as server,
+        opened(world.server(section=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
         silent = [await call(stack, server, Tls(None)) for _ in range(3)]
@@ -354,10 +360,10 @@ async def test_who_is_being_answered_is_not_closed_for_others(world: AdminWorld)
             await go_on.wait()
             return {"taken": len(raw)}
 
-    limits = PortLimits(connections=2, per_address=2, head_s=LONG_S, idle_s=LONG_S)
+    limits = AdminSection.model_construct(max_connections=2, max_connections_per_ip=2, **PATIENT)
     plain = Tls(None)
     async with (
-        opened(world.server(limits=limits, reports=SlowReports())) as server,
+        opened(world.server(section=limits, reports=SlowReports())) as server,
         AsyncExitStack() as stack,
     ):
         busy = await call(stack, server, plain)
@@ -418,7 +424,7 @@ async def test_what_is_parsed_in_one_go_is_bounded():
         def data_received(self, data: bytes) -> None:
             pieces.append(len(data))
 
-    port = AdminPort(PortLimits())
+    port = AdminPort(AdminSection.model_construct())
     port.make_http = Recording
     port.serve([socket.create_server((HOST, 0))])
     sent = b"1\r\n[\r\n" * 200_000

@@ -18,7 +18,6 @@ from tier_world import NAMES, Of, TierWorld, members, names
 from tokens import CLOSED, OPEN, TOKENS, bearer
 
 from metrics import MemberInstruments
-from proxy.admin.peer_client import PeerClient
 from proxy.admin.port.guard import (
     AUTHOR,
     CHANGES,
@@ -31,6 +30,7 @@ from proxy.admin.port.guard import (
 )
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.log_queue import log_level
+from proxy.tier.peer_client import PeerClient
 
 ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"

@@ -260,6 +260,7 @@ def test_a_chart_goes_on_over_a_handover():
         (b'{"client_id": "etl", "name": "q"}', "etl"),
         (b'{"client_id": null, "name": "q"}', "client of q"),
         (b'{"name": "q"}', "client of q"),
+        (b'{"name": "other"}', "other"),
         (b'{"client_id": 7}', None),
         (b'{"client_id": "", "name": ""}', None),
         (b"[]", None),
@@ -268,4 +269,4 @@ def test_a_chart_goes_on_over_a_handover():
     ],
 )
 def test_whose_a_report_is(body: bytes, client_id: str | None):
-    assert client_of_report(body, lambda name: f"client of {name}") == client_id
+    assert client_of_report(body, {"q": "client of q", "r": "client of r"}) == client_id

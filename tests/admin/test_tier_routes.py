@@ -9,25 +9,23 @@ from typing import Any
 import pytest
 from admin_world import AdminWorld, Ask, serve
 from parts.quota_world import QuotaWorld
-from tier_world import MemberTier, TierWorld
+from tier_world import MemberTier, TierWorld, VisitRows
 from tokens import CLOSED, OPEN, bearer, password
 
-from proxy.admin.peer_client import PeerClient, VisitRows
-from proxy.admin.peers.tier_routes import (
-    ALIVE_PATH,
-    BUDGETS_PATH,
-    LONG_ALIVE_PATH,
-    MAX_VISITS_BYTES,
-    RECORDS_PATH,
-    TIER_PATH,
-    VISITS_PATH,
-)
+from proxy.admin.peers.tier_routes import MAX_VISITS_BYTES, TIER_PATH
 from proxy.admin.port.guard import Access
-from proxy.admin.replies import ApiError
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import Debt
 from proxy.state import Document, Record, StateError
 from proxy.tier.budget_exchanges import BudgetExchanges
+from proxy.tier.peer_client import (
+    ALIVE_PATH,
+    BUDGETS_PATH,
+    LONG_ALIVE_PATH,
+    RECORDS_PATH,
+    VISITS_PATH,
+    PeerClient,
+)
 from proxy.tier.peers import Peers
 from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.slot_map import SLOTS
@@ -56,7 +54,7 @@ class Owner(MemberTier):
 
     def overview(self) -> Document:
         if not self.has:
-            raise ApiError(503, "this machine is not in tier prod now", "ask another one")
+            raise StateError("this machine is not in tier prod now", "ask another one")
         return super().overview()
 
     async def visited(self, rows: VisitRows) -> VisitRows:

@@ -14,7 +14,6 @@ from tokens import OPEN
 from yarl import URL
 
 from metrics.member_names import machine_of
-from proxy.admin.peer_client import PeerClient, Target, VisitRows
 from proxy.admin.peers import members as members_module
 from proxy.admin.port.guard import Access
 from proxy.admin.server import AdminServer
@@ -22,10 +21,14 @@ from proxy.progress.report import QueryScope, Refusal, ReportRefused
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import Debt
 from proxy.state import Document, Record
+from proxy.tier.peer_client import PeerClient, Target
 
 NAMES = ("a/0", "a/1", "b/0", "b/1", "c/0", "c/1")
 
 Of = Callable[[str], Ask]
+
+VisitRows = Sequence[Sequence[Any]]
+"""Of visits: listener, user, client id, address, kind and amount."""
 
 
 class Reported(NoQueries):

@@ -96,11 +96,17 @@ def metric_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def field_table(model: Model[Any]) -> str:
+    """Return the table of a document's fields."""
+    rows = (f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in model.texts.items())
+    return "\n".join(("| field | |", "|---|---|", *rows, ""))
+
+
 def tables() -> Iterator[tuple[Path, str, str]]:
     """Yield each table: its file, what stands before it, and what it is."""
     yield CONTRIBUTING, "<!-- metrics: begin -->\n", metric_table() + "<!-- metrics: end -->\n"
     for (page, name), model in MODELS.items():
-        table = f"{model.table()}\n<!-- end -->\n"
+        table = field_table(model) + "<!-- end -->\n"
         yield ROOT / "docs" / page, f"<!-- fields: {name} -->\n", table
 
 

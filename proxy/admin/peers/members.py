@@ -12,9 +12,10 @@ from yarl import URL
 
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
-from proxy.admin.peer_client import LateError, PeerError, Reply, Target, Tier
 from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, headers_of
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_answer
+from proxy.tier.peer_client import LateError, PeerError, Reply, Target
+from proxy.tier.tier_member import TierMember
 
 MEMBER_TIMEOUT_S = 2.0
 """For one answer as a whole. A member that is at work answers in milliseconds."""
@@ -89,7 +90,7 @@ class Members:
     size and how many at once: what members ask each other by themselves waits for none of these.
     """
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: TierMember) -> None:
         self.tier = tier
         self._turns = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(ASKED_AT_ONCE))
         self._spared: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """Answers for all members of a tier: who of them answers what, and what they know together."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -27,7 +27,6 @@ from proxy.admin.api import (
     tail_of,
 )
 from proxy.admin.pages import LISTS, Page, page_of
-from proxy.admin.peer_client import PeerError, Reply, Tier
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
@@ -53,6 +52,8 @@ from proxy.admin.replies import (
 from proxy.progress.report import MAX_VALUES, values_in
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
+from proxy.tier.peer_client import PeerError, Reply
+from proxy.tier.tier_member import TierMember
 
 UNDONE, UNDONE_LIMIT_S = HTTPStatus.SERVICE_UNAVAILABLE, 8.0
 """What a member answers that has not taken yet what it is asked for, and how long it is asked."""
@@ -77,7 +78,7 @@ _log = get_logger(__name__)
 class TierAnswers:
     """The handlers."""
 
-    def __init__(self, tier: Tier, parts: AdminParts) -> None:
+    def __init__(self, tier: TierMember, parts: AdminParts) -> None:
         self._members = Members(tier)
         self._tier, self._parts = tier, parts
         self._long_answers = asyncio.Semaphore(LONG_ANSWERS)
@@ -198,7 +199,8 @@ class TierAnswers:
 
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
         async with report_body(request, self._parts) as body:
-            client_id = await asyncio.to_thread(client_of_report, body, self._parts.client_of)
+            clients = self._parts.reports.registry.clients
+            client_id = await asyncio.to_thread(client_of_report, body, clients)
             return await self._pass_to(request, body, client_id)
 
     async def _change(self, request: web.Request) -> web.StreamResponse:
@@ -329,8 +331,10 @@ def _merged_body(
     return written(merged)
 
 
-def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None:
+def client_of_report(body: bytes, clients: Mapping[str, str]) -> str | None:
     """Return the client id that a report is about, as far as it can be kept; None if it cannot.
+
+    `clients` are those of configured queries, by the queries' names.
 
     Nothing else of the body is looked at: the member that gets it reads it with all care.
     """
@@ -341,7 +345,7 @@ def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None
     client_id, name = document.get("client_id"), document.get("name")
     if client_id and isinstance(client_id, str):
         return client_id
-    return client_of(name) if name and isinstance(name, str) else None
+    return clients.get(name, name) if name and isinstance(name, str) else None
 
 
 def _in_order(name: str) -> list[tuple[bool, int, str]]:

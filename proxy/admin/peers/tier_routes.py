@@ -11,26 +11,17 @@ from aiohttp import web
 
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author
-from proxy.admin.peer_client import Tier
 from proxy.admin.port.guard import require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body, read_whole
 from proxy.quota.manager import Debt
-from proxy.state import Record, StateError
+from proxy.state import Record
+from proxy.tier.peer_client import ALIVE_PATH, BUDGETS_PATH, LONG_S, RECORDS_PATH, VISITS_PATH
+from proxy.tier.tier_member import TierMember
 
 TIER_PATH = "/v1/tier"
-ALIVE_PATH = "/v1/tier/alive"
-VISITS_PATH = "/v1/tier/visits"
-RECORDS_PATH = "/v1/tier/records"
-BUDGETS_PATH = "/v1/tier/budgets"
 
 OF_MEMBERS = "/member/"  # begins what members alone may ask each other
 LEFT_CHANGES_PATH = "/member/changes"
-
-LONG_ALIVE_PATH = "/v1/tier/alive?until=ended"
-"""Is answered after LONG_S, or when the member ends in order: when it dies its connection breaks,
-and who asks knows at once."""
-
-LONG_S = 20.0
 
 MAX_VISITS_BYTES = 16 * 2**20  # of one message; 10,000 visits with long names come to less
 MAX_DEMANDS_BYTES = 2**20  # of one message; 200 demands with long names come to less
@@ -40,7 +31,7 @@ MAX_RECORDS_BYTES = 32 * 2**20  # of one message; one record has 8 MiB at most
 class TierRoutes:
     """The handlers. All but the overview are for who may do all."""
 
-    def __init__(self, tier: Tier, parts: AdminParts) -> None:
+    def __init__(self, tier: TierMember, parts: AdminParts) -> None:
         self._tier = tier
         self._parts = parts
         self._ended = asyncio.Event()
@@ -90,10 +81,7 @@ class TierRoutes:
                 for key, text, version in document["records"]
             ]
             debts = [Debt.of(each) for each in document["owed"]]
-        try:
-            await self._tier.keep(records, debts)
-        except StateError as error:
-            raise ApiError(503, error.what, error.fix) from None
+        await self._tier.keep(records, debts)
         return answer({"kept": len(records)})
 
     async def _post_changes(self, request: web.Request) -> web.Response:

@@ -10,7 +10,6 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from structlog import get_logger
 
 from proxy.cluster.dial import handshake
 from proxy.cluster.tls_socket import TlsSocket
+from proxy.config.models import AdminSection
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.paced_steps import PacedSteps
 
@@ -31,6 +31,7 @@ ADMIN_ACCEPT_PAUSE_S = 0.5  # pause of accepting when the process has no descrip
 ADMIN_BACKLOG = 128
 ADMIN_RECEIVE_BYTES = 16 << 10  # of a connection, which are parsed in one go: each may be a chunk
 MOST_PILED_BYTES = 64 << 10  # with TLS; beyond it the server of HTTP is to pause
+MOST_UNREAD = 16  # connections that do not read; for each, a whole answer may wait in memory
 LOG_INTERVAL_S = 60.0  # between two log lines about connections that were closed for others
 
 _log = get_logger(__name__)
@@ -154,25 +155,12 @@ class TlsTransport(asyncio.Transport):
         self._protocol.connection_lost(error)
 
 
-@dataclass(frozen=True, slots=True)
-class PortLimits:
-    """How many connections there may be, and for how long; durations in seconds."""
-
-    connections: int = 500
-    per_address: int = 200
-    head_s: float = 10.0
-    """From the start of a connection to the end of its first request's head, TLS included."""
-    idle_s: float = 75.0
-    """From the end of one request's head to the end of the next one's."""
-    unread: int = 16
-    """How many may leave unread what was sent: for each, a whole answer may wait in memory."""
-
-
 class PortConnection(asyncio.Protocol):
     """One connection: a protocol of HTTP's, and what it may take.
 
-    Its time is counted from one complete head of a request to the next. So one rule ends a
-    connection that is idle, sends its head or its body slowly, or does not read its answers.
+    Its time is counted from one complete head of a request to the next, to the first one with the
+    handshake of TLS. So one rule ends a connection that is idle, sends its head or its body slowly,
+    or does not read its answers.
     """
 
     def __init__(self, port: "AdminPort", address: str, http: asyncio.Protocol) -> None:
@@ -188,13 +176,13 @@ class PortConnection(asyncio.Protocol):
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._is_over = False
-        self._deadline = self._close_after(port.limits.head_s)
+        self._deadline = self._close_after(port.limits.head_timeout)
 
     def request_came(self) -> None:
         """Record that the head of a request is complete."""
         self.is_busy = True
         self._deadline.cancel()
-        self._deadline = self._close_after(self._port.limits.idle_s)
+        self._deadline = self._close_after(self._port.limits.idle_timeout)
 
     def _close_after(self, delay_s: float) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay_s, self.close)
@@ -254,7 +242,7 @@ class AdminPort:
     make_http: Callable[[], asyncio.Protocol]
     """Makes the protocol of a connection; to be set before `serve`."""
 
-    def __init__(self, limits: PortLimits, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, limits: AdminSection, tls: ssl.SSLContext | None = None) -> None:
         self.limits = limits
         self.tls = tls
         """What new connections are shown."""
@@ -311,7 +299,7 @@ class AdminPort:
         Who reads slowly does so now and then, and is not the first of them.
         """
         self.unread[connection] = None
-        if len(self.unread) > self.limits.unread:
+        if len(self.unread) > MOST_UNREAD:
             next(iter(self.unread)).close()
 
     def forget(self, connection: PortConnection) -> None:
@@ -371,8 +359,8 @@ class AdminPort:
         """
         addresses = Counter(each.address for each in self._connections.values())
         crowded = address
-        if addresses[address] < self.limits.per_address:
-            if addresses.total() < self.limits.connections:
+        if addresses[address] < self.limits.max_connections_per_ip:
+            if addresses.total() < self.limits.max_connections:
                 return
             ((crowded, _),) = addresses.most_common(1)
         crowd = [each for each in self._connections.values() if each.address == crowded]

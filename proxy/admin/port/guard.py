@@ -18,6 +18,7 @@ from structlog import get_logger
 from proxy.admin.audit import LOCAL_AUTHOR, Author, Change, current_author, set_author
 from proxy.admin.replies import ApiError
 from proxy.progress.report import ALL_QUERIES, QueryScope
+from proxy.state import StateError
 
 OPEN_PATHS = ("/healthz", "/readyz", "/metrics")  # what the kubelet and Prometheus ask for
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing
@@ -225,11 +226,13 @@ def _author_in(headers: Mapping[str, str], unnamed: str) -> Author:
 
 
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a request; as a JSON error where it fails."""
+    """Answer a request; as a JSON error where it fails, or where the state is of no use to it."""
     try:
         return await handler(request)
     except ApiError as error:
         return error.response()
+    except StateError as error:
+        return ApiError(503, error.what, error.fix).response()
     except web.HTTPException as error:
         return _known(error).response()
     except ConnectionError:  # the client has gone; nobody is left to answer

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import math
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta, timezone
+from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ RULE_HEADROOM = 1.5  # of the p99: what a bound is before it is rounded up
 LEAST_BOUND = 100 * 1024  # no bound is lower: it lets a few record batches through in a second
 BOUND_KEYS = {"read": "consumer_byte_rate", "write": "producer_byte_rate"}
 KIBIBYTE, BOUND_UNITS = 1024, ("KiB", "MiB", "GiB")
+TWO_DIGITS = Context(prec=2, rounding=ROUND_CEILING)
 
 
 class Span(NamedTuple):
@@ -158,16 +159,13 @@ def _cells(team: Usage) -> Iterator[object]:
 
 def bound_text(rate: float) -> str:
     """Return the next size of two digits that is no lower than a rate in bytes per second."""
-    size = max(rate, LEAST_BOUND) / KIBIBYTE
+    size = Decimal(max(rate, LEAST_BOUND)) / KIBIBYTE
     for unit in BOUND_UNITS:
-        step = 10 ** (len(str(int(size))) - 2)  # of one digit: tenths
-        rounded = round(math.ceil(round(size / step, 9)) * step, 1)
+        rounded = TWO_DIGITS.plus(size)
         if rounded < KIBIBYTE or unit == BOUND_UNITS[-1]:
             break
-        size /= KIBIBYTE
-    return (
-        f"{rounded:.1f}".rstrip("0").rstrip(".") + unit if rounded % 1 else f"{rounded:.0f}{unit}"
-    )
+        size = max(size / KIBIBYTE, Decimal(1))  # at least one digit stands before the point
+    return f"{rounded.normalize():f}{unit}"
 
 
 def rule_lines(figures: UsageFigures) -> Iterator[str]:

@@ -11,7 +11,6 @@ import yaml
 from parts.member_world import Tier
 from prometheus_client import CollectorRegistry, Counter
 
-from proxy.admin.peer_client import PeerClient
 from proxy.config import load_config
 from proxy.slices import Slices
 from proxy.state import GroupFence, MemoryStore, StateError
@@ -20,6 +19,7 @@ from proxy.tasks import end_tasks
 from proxy.tier.group.group_documents import Assignment
 from proxy.tier.key_rules import TierRules
 from proxy.tier.ownership import SlotOwnership
+from proxy.tier.peer_client import PeerClient
 from proxy.tier.peers import Peers
 from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap, SlotSteering
 

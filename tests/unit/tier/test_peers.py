@@ -8,12 +8,17 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from proxy.admin.peer_client import PeerClient, PeerError
-from proxy.admin.peers.tier_routes import ALIVE_PATH, RECORDS_PATH, VISITS_PATH
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import Debt
 from proxy.state import Record
 from proxy.tier import peers as peers_module
+from proxy.tier.peer_client import (
+    ALIVE_PATH,
+    RECORDS_PATH,
+    VISITS_PATH,
+    PeerClient,
+    PeerError,
+)
 from proxy.tier.peers import Peers
 
 HOST = "127.0.0.1"

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
-from proxy.admin.peer_client import PeerClient
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule
 from proxy.relay.steering import Visit
+from proxy.tier.peer_client import PeerClient
 from proxy.tier.peers import Peers
 from proxy.tier.slot_map import SlotSteering
 from proxy.tier.visits import MAX_VISITS, VisitExchanges, read_visit, visit_row
