@@ -307,8 +307,5 @@ class _InterceptedProduce(InterceptedRequest):
             if error_code or base == NO_OFFSET or not offsets:
                 continue
             written = index, base, base + offsets, now_ms
-            if isinstance(topic, bytes):
-                self.names.when_known(topic, self.appended, *written)
-            else:
-                self.appended(topic, *written)
+            self.names.when_known(topic, self.appended, *written)
         return frame
