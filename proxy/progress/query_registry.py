@@ -330,8 +330,7 @@ class QueryRegistry(KeptParts[QueryProgress]):
         if not query.is_past(report, now_ms):
             new_run = yield from query.hearing(report, now_ms)
             self.relabel(query)
-            sender = self._senders.get(report.sender)
-            yield from query.applying(report, sender.lost if sender else 0, now_ms, now_s)
+            yield from query.applying(report, now_ms, now_s)
         elif report.batch is not None:
             yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
         return AcceptedReport(report, query, new_run, lost)
