@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from proxy.progress.topics import TopicNames
-from proxy.wire.fetch import FetchedPartition, FetchPosition, FetchRequestPartitions, TopicKey
+from proxy.wire.fetch import FetchedPartition, FetchRequestPartitions, TopicKey
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.list_offsets import (
     EARLIEST,
@@ -112,12 +112,13 @@ class Reader:
     known.
     """
 
-    __slots__ = ("_cursors", "_node_id", "_query", "size")
+    __slots__ = ("_cursors", "_node_id", "_query", "fetched_logs", "size")
 
     def __init__(self, query: QueryProgress, node_id: int | None = None) -> None:
         self._query = query
         self._node_id = node_id
         self._cursors: dict[str, dict[int, ReadCursor]] = {}
+        self.fetched_logs = FetchedLogs()
         self.size = 0
         """How many partitions are known."""
 
@@ -280,60 +281,29 @@ def _go_on(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float)
 
 
 @dataclass(slots=True, eq=False)
-class FetchAnswer(FetchObserver):
-    """What one response says."""
+class FetchExchange(FetchObserver):
+    """A Fetch request and its response, as its reader gets them: by the names of topics.
 
-    tracker: "FetchTracker"
-    ask: FetchRequestPartitions
-    asked: Mapping[TopicKey, Mapping[int, int]]
-    """The offsets that its own request names, by topic and partition."""
-    now_ms: float
-    logs: FetchedLogs | None = None
-    """Gets the response too, for look-ups that are answered from it."""
-
-    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
-        """See FetchObserver."""
-        reader, names = self.tracker.reader, self.tracker.names
-        offsets = self.asked.get(topic, NOTHING)
-        name: str | None
-        if isinstance(topic, str):
-            name, topic_id = topic, None
-        else:
-            name, topic_id = names.known.get(topic), topic
-        if name is not None:
-            reader.fetch_answered(name, topic_id, offsets, fetched, self.now_ms)
-            if self.logs is not None:
-                self.logs.record(name, fetched)
-        elif topic_id is not None:
-            for each in fetched:  # one by one: TopicNames bounds how many wait
-                index = each[0]
-                asked = {index: offsets[index]} if index in offsets else NOTHING
-                rest = topic_id, asked, (each,), self.now_ms
-                names.when_known(topic_id, reader.fetch_answered, *rest)
-
-    def ended(self) -> None:
-        """See FetchObserver. A client does not name again from where it asked last."""
-        for topic, index, offset in self.ask.latest:
-            self.tracker.names.when_known(topic, self.tracker.reader.asked_last, index, offset)
-
-
-class FetchTracker:
-    """Shows the Fetches of one connection to its reader, by the names of their topics.
-
-    `reader` gets each position that is asked for, and each partition that is answered, in the order
-    in which they are shown here. Requests may be pipelined, and further ones may be read while a
-    response passes. Times are monotonic.
+    The reader gets them in the order in which they are shown here. Requests may be pipelined, and
+    further ones may be read while a response passes. Times are monotonic.
     """
 
-    def __init__(self, names: TopicNames, reader: Reader) -> None:
-        self.names = names
-        self.reader = reader
-        self.fetched_logs = FetchedLogs()
+    reader: Reader
+    names: TopicNames
+    ask: FetchRequestPartitions
+    answered_ms: float = 0.0
+    """When the response began."""
+    logs: FetchedLogs | None = None
+    """Gets the response too, for look-ups that are answered from it."""
+    _asked: dict[TopicKey, dict[int, int]] = field(default_factory=dict)
+    """The offsets that the request names, by topic and partition."""
 
-    def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:
-        """Record a request that is sent on to the broker."""
+    def asked(self, now_ms: float) -> None:
+        """Record the request, which was sent on to the broker."""
+        for topic, index, offset in self.ask.positions:
+            self._asked.setdefault(topic, {})[index] = offset
         asked, names = self.reader.fetch_asked, self.names
-        for topic, offsets in _by_topic(ask.positions).items():
+        for topic, offsets in self._asked.items():
             if isinstance(topic, str):
                 asked(topic, None, offsets.items(), now_ms)
             elif (name := names.known.get(topic)) is not None:
@@ -342,14 +312,27 @@ class FetchTracker:
                 for each in offsets.items():  # one by one: TopicNames bounds how many wait
                     names.when_known(topic, asked, topic, (each,), now_ms)
 
-    def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchAnswer:
-        """Return the observer of the response to a request that was recorded before."""
-        return FetchAnswer(self, ask, _by_topic(ask.positions), now_ms)
+    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
+        """See FetchObserver."""
+        reader, names = self.reader, self.names
+        offsets = self._asked.get(topic, NOTHING)
+        name: str | None
+        if isinstance(topic, str):
+            name, topic_id = topic, None
+        else:
+            name, topic_id = names.known.get(topic), topic
+        if name is not None:
+            reader.fetch_answered(name, topic_id, offsets, fetched, self.answered_ms)
+            if self.logs is not None:
+                self.logs.record(name, fetched)
+        elif topic_id is not None:
+            for each in fetched:  # one by one: TopicNames bounds how many wait
+                index = each[0]
+                asked = {index: offsets[index]} if index in offsets else NOTHING
+                rest = topic_id, asked, (each,), self.answered_ms
+                names.when_known(topic_id, reader.fetch_answered, *rest)
 
-
-def _by_topic(positions: Iterable[FetchPosition]) -> dict[TopicKey, dict[int, int]]:
-    """Return offsets by topic and partition."""
-    topics: dict[TopicKey, dict[int, int]] = {}
-    for topic, index, offset in positions:
-        topics.setdefault(topic, {})[index] = offset
-    return topics
+    def ended(self) -> None:
+        """See FetchObserver. A client does not name again from where it asked last."""
+        for topic, index, offset in self.ask.latest:
+            self.names.when_known(topic, self.reader.asked_last, index, offset)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from progress_world import ProgressWorld
 
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import FetchAnswer, FetchTracker, Reader
+from proxy.progress.tracker import FetchExchange, Reader
 from proxy.wire.fetch import FetchRequestPartitions
 
 NO_ERROR, OUT_OF_RANGE = 0, 1
@@ -54,23 +54,27 @@ def tell(observer, key):
 
 
 class Line:
-    """A tracker with short ways to use it; the time goes up with each step."""
+    """A connection with short ways to use it; the time goes up with each step."""
 
     def __init__(self, names=None):
         self.follower = Follower()
         self.names = names or TopicNames()
-        self.tracker = FetchTracker(self.names, self.follower)
         self.now_ms = 0.0
 
     def ask(self, request):
         self.now_ms += 1
-        self.tracker.asked(request, self.now_ms)
-        return request
+        exchange = FetchExchange(self.follower, self.names, request)
+        exchange.asked(self.now_ms)
+        return exchange
 
-    def answer(self, request, session, *keys):
+    def observer(self, exchange, now_ms):
+        exchange.answered_ms = now_ms
+        return exchange
+
+    def answer(self, exchange, session, *keys):
         """Answer; `session` is (error code, session id), None before version 7."""
         self.now_ms += 1
-        observer = self.tracker.observer(request, self.now_ms)
+        observer = self.observer(exchange, self.now_ms)
         if session is not None:
             observer.session(*session)
         return [self.told(observer, key) for key in keys]
@@ -124,7 +128,7 @@ def test_of_a_partition_named_twice_the_last_offset_counts():
 def test_a_request_may_be_read_while_a_response_passes():
     line = Line()
     request = line.ask(ask(9, 1, {P0: 5, P1: 6}))
-    observer = line.tracker.observer(request, 50.0)
+    observer = line.observer(request, 50.0)
     observer.session(NO_ERROR, 9)
     assert line.told(observer, P0) == 5
     line.ask(ask(9, 2, {P0: 70, P1: 80}))
@@ -142,7 +146,7 @@ def test_responses_that_were_left_out_are_passed_over():
 def test_answered_requests_are_let_go():
     def alive():
         gc.collect()
-        kinds = FetchAnswer, FetchRequestPartitions
+        kinds = FetchExchange, FetchRequestPartitions
         return sum(isinstance(each, kinds) for each in gc.get_objects())
 
     before = alive()
@@ -153,10 +157,9 @@ def test_answered_requests_are_let_go():
     assert alive() - before <= 2
 
 
-def test_a_tracker_leaves_no_reference_cycles():
+def test_a_connection_leaves_no_reference_cycles():
     def alive():
-        kinds = FetchAnswer, FetchTracker
-        return sum(isinstance(each, kinds) for each in gc.get_objects())
+        return sum(isinstance(each, FetchExchange | Follower) for each in gc.get_objects())
 
     gc.collect()
     gc.disable()
@@ -164,7 +167,7 @@ def test_a_tracker_leaves_no_reference_cycles():
         before = alive()
         line = Line()
         for session in (0, 9):
-            observer = line.tracker.observer(line.ask(ask(0, 0, {P0: 0})), 1.0)
+            observer = line.observer(line.ask(ask(0, 0, {P0: 0})), 1.0)
             observer.session(NO_ERROR, session)
             observer.ended()
         del observer
@@ -183,7 +186,7 @@ def test_an_unknown_id_waits_for_its_name_and_nothing_is_lost():
     line = Line()
     key = (ORDERS_ID, 3)
     first = line.ask(ask(0, 0, {key: 5}))
-    observer = line.tracker.observer(first, 2.0)
+    observer = line.observer(first, 2.0)
     observer.session(NO_ERROR, 9)
     tell(observer, key)
     assert line.follower.seen == []
@@ -213,7 +216,7 @@ def test_an_id_given_up_is_counted_and_what_comes_after_goes_on():
     line.names.unresolvable([ORDERS_ID])
     assert line.names.lost == 1
     line.names.resolved({ORDERS_ID: "orders"})
-    observer = line.tracker.observer(line.ask(ask(9, 1, {key: 6})), 7.0)
+    observer = line.observer(line.ask(ask(9, 1, {key: 6})), 7.0)
     tell(observer, key)
     assert line.follower.seen == [
         ("asked", "orders", 0, ORDERS_ID, 6, 3.0),
@@ -234,7 +237,7 @@ class Consumer:
     def __init__(self, names, *, in_session, by_id):
         self.world = ProgressWorld()
         self.names = names
-        self.tracker = FetchTracker(names, Reader(self.world.query(), 1))
+        self.reader = Reader(self.world.query(), 1)
         self.topic = ORDERS_ID if by_id else "t"
         self.in_session = in_session
         self.positions, self.asked = {}, {}
@@ -260,8 +263,8 @@ class Consumer:
         self.asked = dict(self.positions)
         keys = {(self.topic, p): at for p, at in named.items()}
         request = ask(SESSION_ID if epoch > 0 else 0, epoch, keys, forgotten)
-        self.tracker.asked(request, self.world.now_ms)
-        observer = self.tracker.observer(request, self.world.now_ms)
+        observer = FetchExchange(self.reader, self.names, request, self.world.now_ms)
+        observer.asked(self.world.now_ms)
         if is_refused:
             observer.session(SESSION_NOT_FOUND, 0)
             self.session, self.shown = None, set()

@@ -200,13 +200,16 @@ def test_those_that_read_on_are_recorded_once():
         for count in (1, 1):  # the second is the first within its session
             consumer.step("read", count)
             consumer.shown.show()
-        record = consumer.client.tracker.observer
-        consumer.client.tracker = SimpleNamespace(
-            asked=consumer.client.tracker.asked,
-            fetched_logs=consumer.client.tracker.fetched_logs,
-            observer=lambda ask, now_ms: recorded.append(ask.positions) or record(ask, now_ms),
+        reader = consumer.client.reader
+        consumer.client.reader = SimpleNamespace(
+            fetch_asked=lambda *told: (
+                recorded.append((told[0], *told[2])) or reader.fetch_asked(*told)
+            ),
+            fetch_answered=reader.fetch_answered,
+            asked_last=reader.asked_last,
+            fetched_logs=reader.fetched_logs,
         )
         for count in (1, 2, 3):
             consumer.step("read", count)
         consumer.shown.show()
-        assert recorded == [((TOPIC_ID.bytes, 0, 2),)]
+        assert recorded == [(TOPIC, (0, 2))]
