@@ -218,9 +218,7 @@ class _GroupCommitter:
         if asked := {*again, *(tried.keys() - self._read)}:
             offsets = await self._read_offsets(asked, tried)
             self._read |= offsets.keys()
-            has = {part: offset for part, offset in offsets.items() if offset != _NO_OFFSET}
-            self._registry.group_has(self.name, has)
-            self._registry.group_lacks(self.name, offsets.keys() - has.keys())
+            self._registry.group_has(self.name, offsets)
             if again or math.isinf(self._read_again_s):
                 self._read_again_s = _now_s() + READ_AGAIN_S
             tried = self._to_try(self._due())
@@ -240,16 +238,17 @@ class _GroupCommitter:
 
     async def _read_offsets(
         self, partitions: Collection[TopicPartition], tried: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        """Return the group's offsets, _NO_OFFSET where it has none."""
-        offsets: dict[TopicPartition, int] = {}
+    ) -> dict[TopicPartition, int | None]:
+        """Return the group's offsets, None where it has none."""
+        offsets: dict[TopicPartition, int | None] = {}
         for topics in requests_by_topic(dict.fromkeys(partitions)):
             numbers = [(topic, [number for number, _ in rows]) for topic, rows in topics.items()]
             request = OffsetFetchRequest[VERSION](group_id=self.name, topics=numbers)
             response = await self._ask(request)
             self._require(response.error_code)
             for part, row in self._taken(response.topics, tried):
-                offsets[part] = row.committed_offset
+                at = row.committed_offset
+                offsets[part] = None if at == _NO_OFFSET else at
         return offsets
 
     def _taken(

@@ -154,9 +154,6 @@ class QueryProgress(ChangeLog):
         self.lost_reports = 0
         """Numbers that its sender left out, seen at its reports."""
         self.refused_reports: Counter[Refusal] = Counter()
-        self.sender: str | None = None
-        self.sender_lost = 0
-        """How many reports its sender had lost at its last batch."""
         self._reset_run(None, None)
 
     def _reset_run(self, run_id: str | None, began_ms: float | None) -> None:
@@ -397,10 +394,8 @@ class QueryProgress(ChangeLog):
             partition.begin_run(began_ms, now_ms)
             yield True
 
-    def applying(
-        self, report: Report, sender_lost: int, now_ms: float, now_s: float
-    ) -> Iterator[bool]:
-        """Record what an event says of the present run; `sender_lost`: reports lost so far."""
+    def applying(self, report: Report, now_ms: float, now_s: float) -> Iterator[bool]:
+        """Record what an event says of the present run."""
         if report.event == "running":
             if report.known_age_ms is not None:
                 self.asks_spark = True
@@ -413,8 +408,7 @@ class QueryProgress(ChangeLog):
         self.idle = report.event == "idle"
         batch = report.batch
         if batch is not None:
-            gap = self._gap(batch, report.sender, sender_lost)
-            self.sender, self.sender_lost = report.sender, sender_lost
+            gap = self._gap(batch)
             self.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, happened_ms)
             yield from self.completing(batch, gap, now_ms, now_s)
         elif report.event == "terminated":
@@ -440,18 +434,15 @@ class QueryProgress(ChangeLog):
         self.run_batches += 1
         self.last_batch_id = batch.batch_id
 
-    def _gap(self, batch: BatchReport, sender: str, sender_lost: int) -> SkipReason | None:
+    def _gap(self, batch: BatchReport) -> SkipReason | None:
         """Return why it may begin behind the end of the batch before; None: reports were lost."""
         if self.progress_id not in (None, self.query_id):
             return SkipReason.NEW_CHECKPOINT
-        # A run that ends in a crash does not report its last batch, or this proxy was away.
-        if not self.run_batches or self.sender != sender or self.sender_lost != sender_lost:
-            return None
-        # Numbers do not tell all that was lost: another member gets some of them, and a listener
-        # may not have learned of a batch.
-        last = self.last_batch_id
-        was_lost = last is not None and batch.batch_id != last + 1
-        return None if was_lost else SkipReason.UNEXPLAINED
+        # A run that ends in a crash does not report its last batch, or this proxy was away. Spark
+        # numbers batches one by one; numbers of reports do not tell all that was lost: another
+        # member gets some of them, and a listener may not have learned of a batch.
+        is_next = batch.batch_id - 1 == self.last_batch_id
+        return SkipReason.UNEXPLAINED if is_next else None
 
     def completing_late(
         self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float

@@ -8,7 +8,7 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
@@ -330,8 +330,7 @@ class QueryRegistry:
         if not query.is_past(report, now_ms):
             new_run = yield from query.hearing(report, now_ms)
             self.relabel(query)
-            sender = self._senders.get(report.sender)
-            yield from query.applying(report, sender.lost if sender else 0, now_ms, now_s)
+            yield from query.applying(report, now_ms, now_s)
         elif report.batch is not None:
             yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
         return AcceptedReport(report, query, new_run, lost)
@@ -524,18 +523,16 @@ class QueryRegistry:
                 found[key] = due
         return found
 
-    def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Record what a group had before the first commit to it. It is not moved back by that."""
+    def group_has(self, group: str, offsets: Mapping[TopicPartition, int | None]) -> None:
+        """Record what a group had before the first commit to it. It is not moved back by that.
+
+        None: it has nothing of the partition, so what is completed is due.
+        """
         if (query := self._groups.get(group)) is not None:
             for key in offsets.keys() & query.partitions.keys():
                 query.partitions[key].group_offset = offsets[key]
-
-    def group_lacks(self, group: str, keys: Set[TopicPartition]) -> None:
-        """Record that a group has nothing of these partitions: what is completed is due."""
-        if (query := self._groups.get(group)) is not None:
-            for key in keys & query.partitions.keys():
-                query.partitions[key].group_offset = None
-                self._commit_later(query, key)
+                if offsets[key] is None:
+                    self._commit_later(query, key)
 
     def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
         """Record that these offsets are in the group: they are due no more."""

@@ -131,8 +131,6 @@ class Sender:
 
     last: int
     """The highest one that was accepted."""
-    lost: int = 0
-    """How many below it never came."""
     refused: OffsetRanges = field(default_factory=lambda: OffsetRanges(MAX_REFUSED_RANGES))
     """Higher ones that came and were refused: not lost."""
 
@@ -144,7 +142,6 @@ class Sender:
         if self.refused.starts:
             self.refused.remove_below(number + 1)
         self.last = number
-        self.lost += lost
         return lost
 
 

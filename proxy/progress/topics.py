@@ -4,6 +4,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from proxy.wire.fetch import TopicKey
+
 MAX_NAMES = 10_000
 """Known names; beyond, the one learned first is forgotten and has to be asked for again."""
 
@@ -33,21 +35,22 @@ class TopicNames:
     _waiting: Counter[bytes] = field(default_factory=Counter)
     """How many replays wait for each wanted id, never 0."""
 
-    def when_known(self, topic_id: bytes, call: Callable[..., object], *more: object) -> None:
+    def when_known(self, topic: TopicKey, call: Callable[..., object], *more: object) -> None:
         """Call with the name and more: now, or when it becomes known, in the order of the calls."""
-        name = self.known.get(topic_id)
+        name = topic if isinstance(topic, str) else self.known.get(topic)
         if name is not None:
             call(name, *more)
             return
+        assert isinstance(topic, bytes), "a name is known"
         if len(self.queue) >= self.max_queued:
             oldest_id, _ = self.queue.popleft()
             self.lost += 1
             self._waiting[oldest_id] -= 1
             if not self._waiting[oldest_id]:
                 del self._waiting[oldest_id]
-        self.queue.append((topic_id, lambda known: call(known, *more)))
-        self._waiting[topic_id] += 1
-        if self._waiting[topic_id] == 1:
+        self.queue.append((topic, lambda known: call(known, *more)))
+        self._waiting[topic] += 1
+        if self._waiting[topic] == 1:
             self.on_wanted()
 
     def wanted(self) -> tuple[bytes, ...]:

@@ -1,25 +1,17 @@
-"""Follows one connection of a query's client: its fetch session, and what the query was given.
+"""Follows one connection of a query's client: what it asks for, and what the query was given.
 
 In an incremental session (KIP-227) a request names only what has changed, and a response leaves out
 partitions without news. So each is kept with the offset that it was last asked from. All partitions
 of a topic come at once, each a dictionary look-up and a few comparisons while a reader reads on.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from proxy.progress.topics import TopicNames
-from proxy.wire.fetch import (
-    INITIAL_EPOCH,
-    NO_SESSION,
-    FetchedPartition,
-    FetchPosition,
-    FetchRequestPartitions,
-    TopicKey,
-)
+from proxy.wire.fetch import FetchedPartition, FetchRequestPartitions, TopicKey
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.list_offsets import (
     EARLIEST,
@@ -39,18 +31,12 @@ OFFSET_OUT_OF_RANGE = 1
 MAX_CURSORS = 20_000
 """Of one connection, before those are dropped that the query let go of: twice a query's bound."""
 
-MAX_SESSION_PARTITIONS = 10_000
-"""Kept of a session. The offsets of further partitions are not known when they are answered."""
-
 MAX_AGE_MS = 200.0
 """What a broker said longer ago is not said again. The age counts from when the Fetch was sent: a
 response may have waited for a quota, or for a client that reads slowly."""
 
 _LATEST = {READ_UNCOMMITTED: 1, READ_COMMITTED: 2}
 """Which of the three offsets below a broker answers, by isolation level."""
-
-_ByTopic = list[tuple[TopicKey, list[tuple[int, int]]]]
-"""Partitions of topics, with offsets."""
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -109,7 +95,7 @@ class ReadCursor:
     progress: PartitionProgress
     topic_id: bytes | None
     fetch_offset: int
-    """Of the last request."""
+    """Of the last request that named it; -1: not known."""
     delivered_to: int
     """What was delivered from `fetch_offset` to here is recorded already."""
     records_bytes: int = 0
@@ -118,7 +104,7 @@ class ReadCursor:
 
 
 class Reader:
-    """One connection of a query, as it reads partitions.
+    """One connection of a query, as it reads partitions, all of them in one fetch session at most.
 
     What was delivered is known from the end of an answer, where that could be read, and otherwise
     from the next position: a client that asked from A, got records and then asks from X was given
@@ -126,12 +112,13 @@ class Reader:
     known.
     """
 
-    __slots__ = ("_cursors", "_node_id", "_query", "size")
+    __slots__ = ("_cursors", "_node_id", "_query", "fetched_logs", "size")
 
     def __init__(self, query: QueryProgress, node_id: int | None = None) -> None:
         self._query = query
         self._node_id = node_id
         self._cursors: dict[str, dict[int, ReadCursor]] = {}
+        self.fetched_logs = FetchedLogs()
         self.size = 0
         """How many partitions are known."""
 
@@ -172,22 +159,26 @@ class Reader:
         self,
         topic: str,
         topic_id: bytes | None,
-        asked: Mapping[int, int | None],
+        asked: Mapping[int, int],
         answers: Iterable[FetchedPartition],
         now_ms: float,
     ) -> None:
-        """Record a topic's partitions in a response; `asked`: from where they were, as is known."""
+        """Record a topic's partitions in a response; `asked`: from where, by its own request.
+
+        Of those that the request did not name the session has the offset of an earlier one.
+        """
         cursors, node_id = self._cursors.get(topic, NOTHING), self._node_id
         for partition, error_code, high_watermark, _, log_start, records_bytes, end in answers:
-            cursor, asked_offset = cursors.get(partition), asked.get(partition)
+            cursor = cursors.get(partition)
             if cursor is None or cursor.progress.is_dropped or cursor.topic_id != topic_id:
-                cursor = self._begin(topic, partition, topic_id, asked_offset, now_ms)
+                cursor = self._begin(topic, partition, topic_id, asked.get(partition), now_ms)
                 cursors = self._cursors.get(topic, NOTHING)
                 if cursor is None:
                     continue
             progress = cursor.progress
+            asked_offset = asked.get(partition, cursor.fetch_offset)
             if error_code:
-                if error_code == OFFSET_OUT_OF_RANGE and asked_offset is not None:
+                if error_code == OFFSET_OUT_OF_RANGE and asked_offset >= 0:
                     cursor.out_of_range = asked_offset == cursor.fetch_offset
                     progress.out_of_range_at = asked_offset
                 continue
@@ -198,14 +189,14 @@ class Reader:
                 and not progress.accepts_topic_id(topic_id, now_ms)
             ):
                 continue
-            if asked_offset is not None and (
+            if asked_offset >= 0 and (
                 progress.out_of_range_at is not None or progress.fetched_from is None
             ):
                 _go_on(cursor, asked_offset, log_start, now_ms)
             if node_id is not None:
                 progress.leader = node_id
             progress.record_high_watermark(_log_end(high_watermark, records_bytes, end), now_ms)
-            if records_bytes > 0 and asked_offset is not None and asked_offset >= 0:
+            if records_bytes > 0 and asked_offset >= 0:
                 if asked_offset != cursor.fetch_offset:  # the client has gone on meanwhile
                     if end is not None:
                         progress.deliver(asked_offset, end, now_ms)
@@ -218,10 +209,22 @@ class Reader:
             if log_start != log.log_start_offset:
                 log.record_start(log_start)
 
+    def asked_last(self, topic: str, partition: int, offset: int) -> None:
+        """Record the latest offset of a run of requests that was recorded by its first."""
+        cursor = self._cursors.get(topic, NOTHING).get(partition)
+        if cursor is not None:
+            cursor.fetch_offset = offset
+
     def _begin(
         self, topic: str, partition: int, topic_id: bytes | None, offset: int | None, now_ms: float
     ) -> ReadCursor | None:
-        """Return the cursor of a partition that this connection did not read before."""
+        """Return the cursor of a partition that this connection did not read before.
+
+        Or of one that the query has let go of meanwhile, and that its session still has.
+        """
+        former = self._cursors.get(topic, NOTHING).get(partition)
+        if offset is None and former is not None and former.topic_id == topic_id:
+            offset = former.fetch_offset
         progress = self._query.open(topic, partition, now_ms)
         if progress is None:
             self.size -= self._cursors.get(topic, {}).pop(partition, None) is not None
@@ -278,156 +281,58 @@ def _go_on(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float)
 
 
 @dataclass(slots=True, eq=False)
-class FetchSession:
-    """Partitions with the offsets that they were last asked from."""
+class FetchExchange(FetchObserver):
+    """A Fetch request and its response, as its reader gets them: by the names of topics.
 
-    session_id: int
-    """NO_SESSION until the broker has made one."""
-    positions: dict[TopicKey, dict[int, int]] = field(default_factory=dict)
-    """By topic and partition."""
-    size: int = 0
-    """How many there are."""
+    The reader gets them in the order in which they are shown here. Requests may be pipelined, and
+    further ones may be read while a response passes. Times are monotonic.
+    """
 
-    def set_all(self, topic: TopicKey, offsets: Sequence[tuple[int, int]]) -> None:
-        """Set the offsets of some partitions of a topic, those that there is room for."""
-        known = self.positions.get(topic) or {}
-        before = len(known)
-        if self.size + len(offsets) <= MAX_SESSION_PARTITIONS:
-            known.update(offsets)
-        else:
-            room = MAX_SESSION_PARTITIONS - self.size + before
-            for index, offset in offsets:
-                if index in known or len(known) < room:
-                    known[index] = offset
-        if len(known) > before:
-            self.positions[topic] = known
-            self.size += len(known) - before
-
-    def forget(self, topic: TopicKey, index: int) -> None:
-        """Forget a partition, if it is there."""
-        known = self.positions.get(topic)
-        if known is None or known.pop(index, None) is None:
-            return
-        self.size -= 1
-        if not known:
-            del self.positions[topic]
-
-
-@dataclass(slots=True, eq=False)
-class FetchAnswer(FetchObserver):
-    """What one response says; `session_asked` is as its request has made it."""
-
-    tracker: "FetchTracker"
+    reader: Reader
+    names: TopicNames
     ask: FetchRequestPartitions
-    session_asked: FetchSession
-    now_ms: float
+    answered_ms: float = 0.0
+    """When the response began."""
     logs: FetchedLogs | None = None
     """Gets the response too, for look-ups that are answered from it."""
+    _asked: dict[TopicKey, dict[int, int]] = field(default_factory=dict)
+    """The offsets that the request names, by topic and partition."""
 
-    def session(self, error_code: int, session_id: int) -> None:
-        """See FetchObserver."""
-        session, ask, tracker = self.session_asked, self.ask, self.tracker
-        if session is tracker.session:
-            if error_code or session_id != ask.session_id:
-                tracker.session = None
-        elif ask.session_epoch == INITIAL_EPOCH and not error_code and session_id != NO_SESSION:
-            session.session_id = session_id
-            tracker.session = session
+    def asked(self, now_ms: float) -> None:
+        """Record the request, which was sent on to the broker."""
+        for topic, index, offset in self.ask.positions:
+            self._asked.setdefault(topic, {})[index] = offset
+        asked, names = self.reader.fetch_asked, self.names
+        for topic, offsets in self._asked.items():
+            if isinstance(topic, str):
+                asked(topic, None, offsets.items(), now_ms)
+            elif (name := names.known.get(topic)) is not None:
+                asked(name, topic, offsets.items(), now_ms)
+            else:
+                for each in offsets.items():  # one by one: TopicNames bounds how many wait
+                    names.when_known(topic, asked, topic, (each,), now_ms)
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
-        reader, names = self.tracker.reader, self.tracker.names
-        offsets = self.session_asked.positions.get(topic, NOTHING)
+        reader, names = self.reader, self.names
+        offsets = self._asked.get(topic, NOTHING)
         name: str | None
         if isinstance(topic, str):
             name, topic_id = topic, None
         else:
             name, topic_id = names.known.get(topic), topic
         if name is not None:
-            reader.fetch_answered(name, topic_id, offsets, fetched, self.now_ms)
+            reader.fetch_answered(name, topic_id, offsets, fetched, self.answered_ms)
             if self.logs is not None:
                 self.logs.record(name, fetched)
         elif topic_id is not None:
             for each in fetched:  # one by one: TopicNames bounds how many wait
-                asked = {each[0]: offsets.get(each[0])}
-                rest = topic_id, asked, (each,), self.now_ms
+                index = each[0]
+                asked = {index: offsets[index]} if index in offsets else NOTHING
+                rest = topic_id, asked, (each,), self.answered_ms
                 names.when_known(topic_id, reader.fetch_answered, *rest)
 
     def ended(self) -> None:
         """See FetchObserver. A client does not name again from where it asked last."""
-        for topic, offsets in _by_topic(self.ask.latest):
-            self.session_asked.set_all(topic, offsets)
-
-
-class FetchTracker:
-    """Keeps the fetch session of one client on one connection.
-
-    A request is applied to its session when it is answered, as the broker does: requests may be
-    pipelined, and further ones may be read while a response passes. Following may begin in the
-    middle of a session: its partitions are then known as they are named. Of several sessions on the
-    connection only the newest is kept. Times are monotonic. `reader` gets each position that is
-    asked for, and each partition that is answered.
-    """
-
-    def __init__(self, names: TopicNames, reader: Reader) -> None:
-        self.names = names
-        self.reader = reader
-        self.session: FetchSession | None = None
-        self.fetched_logs = FetchedLogs()
-        self._in_flight: deque[tuple[FetchRequestPartitions, _ByTopic]] = deque()
-
-    def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:
-        """Record a request that is sent on to the broker."""
-        topics = _by_topic(ask.positions)
-        self._in_flight.append((ask, topics))
-        asked, names = self.reader.fetch_asked, self.names
-        for topic, offsets in topics:
-            if isinstance(topic, str):
-                asked(topic, None, offsets, now_ms)
-            elif (name := names.known.get(topic)) is not None:
-                asked(name, topic, offsets, now_ms)
-            else:
-                for each in offsets:  # one by one: TopicNames bounds how many wait
-                    names.when_known(topic, asked, topic, (each,), now_ms)
-
-    def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchAnswer:
-        """Return the observer of the response to that request, which begins now.
-
-        Responses come in the order of the requests; those left out are taken for never answered.
-        Raises ValueError for a request that was not shown, or that was answered before.
-        """
-        while self._in_flight:
-            asked, topics = self._in_flight.popleft()
-            session = self._apply(asked, topics)
-            if asked is ask:
-                return FetchAnswer(self, ask, session, now_ms)
-        raise ValueError("a response to a request that was not shown")
-
-    def _apply(self, ask: FetchRequestPartitions, topics: _ByTopic) -> FetchSession:
-        """Return the session of a request, changed as it says."""
-        session = self.session
-        is_named = session is not None and session.session_id == ask.session_id
-        if ask.is_full and is_named:  # which it closes
-            self.session = None
-        if ask.is_full or session is None or not is_named:
-            session = FetchSession(NO_SESSION if ask.is_full else ask.session_id)
-        for topic, offsets in topics:
-            session.set_all(topic, offsets)
-        if not ask.is_full:
-            self.session = session
-            for topic, index in ask.forgotten:
-                session.forget(topic, index)
-        return session
-
-
-def _by_topic(positions: Sequence[FetchPosition]) -> _ByTopic:
-    """Return partitions with their offsets, those in a row of one topic together."""
-    topics: _ByTopic = []
-    last: TopicKey | None = None
-    for topic, index, offset in positions:
-        if topic is not last:
-            last, offsets = topic, [(index, offset)]
-            topics.append((topic, offsets))
-        else:
-            offsets.append((index, offset))
-    return topics
+        for topic, index, offset in self.ask.latest:
+            self.names.when_known(topic, self.reader.asked_last, index, offset)

@@ -9,12 +9,12 @@ from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import FetchTracker, Reader
+from proxy.progress.tracker import FetchExchange, Reader
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.interceptor import ClientSentOn, InterceptedRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
+from proxy.wire.fetch import NO_OFFSET, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import (
@@ -103,9 +103,9 @@ class FollowedClient:
     """Whether its rule is adaptive, and another member owns it."""
     _fetches: bool = False
     """Whether a visitor has fetched: it is no driver's then."""
-    tracker: FetchTracker | None = None
+    reader: Reader | None = None
     lookups: OffsetLookups | None = None
-    """Like `tracker`, None as long as the client reads for no query: for `lookups.query`."""
+    """Like `reader`, None as long as the client reads for no query: for `lookups.query`."""
     _looked_up_first: bool = False
     """Whether it looked up offsets before it fetched, or maybe did. Streaming executors never do:
     their batches are planned. A batch query's do, to find out what to read."""
@@ -142,17 +142,18 @@ class FollowedClient:
             self._all.pipelines.sent(self.client_id, len(frame), records)
             written = partial(self._all.pipelines.appended, self.client_id)
             return _InterceptedProduce(appended, written, self._all.names)
-        if lookups is None or self.tracker is None:
+        if lookups is None or self.reader is None:
             self.check_here(read_list_offsets_request(version, body, head.correlation_id), now_ms)
             return InterceptedRequest()
         if head.api_key != LIST_OFFSETS:
             fetch = read_fetch_request(version, body)
             lookups.is_executor = True  # from now on
-            return _InterceptedFetch(fetch, now_ms, self.tracker, self)
+            exchange = FetchExchange(self.reader, self._all.names, fetch)
+            return _InterceptedFetch(exchange, now_ms, self)
         ask = read_list_offsets_request(version, body, head.correlation_id)
         self._looked_up_first |= not lookups.is_executor
         if self.answers_lookups(now_ms):
-            offsets = self.tracker.fetched_logs.offsets(ask, now_ms)
+            offsets = self.reader.fetched_logs.offsets(ask, now_ms)
             if offsets is not None:
                 return _AnsweredLookup(list_offsets_response(version, head.correlation_id, offsets))
         is_seen = self._writes or self.pressure is not None
@@ -213,26 +214,25 @@ class FollowedClient:
                 return
             self._fetches |= lookups.is_executor
             lookups.closed()
-        self.tracker = self.lookups = None
+        self.reader = self.lookups = None
         if query is not None:
-            self.tracker = FetchTracker(every.names, Reader(query, self._node_id))
+            self.reader = Reader(query, self._node_id)
             self.lookups = OffsetLookups(query, self.pressure, now_ms)
 
 
 @dataclass(slots=True, eq=False)
 class _InterceptedFetch(InterceptedRequest):
-    ask: FetchRequestPartitions
+    exchange: FetchExchange
     sent_ms: float
-    tracker: FetchTracker
     client: FollowedClient
 
     takes_whole = False
 
     def read_from(self, start: int) -> None:
-        self.ask.read_from(start)
+        self.exchange.ask.read_from(start)
 
     def sent(self) -> None:
-        self.tracker.asked(self.ask, self.sent_ms)
+        self.exchange.asked(self.sent_ms)
 
     def measured(self, count: int) -> None:
         if self.client.pressure is not None:
@@ -243,10 +243,11 @@ class _InterceptedFetch(InterceptedRequest):
             self.client.pressure.record_hold(start_ms, due_ms)
 
     def observer(self, now_ms: float) -> FetchObserver:
-        asked, logs = self.tracker.observer(self.ask, now_ms), self.tracker.fetched_logs
+        exchange, logs = self.exchange, self.exchange.reader.fetched_logs
         logs.begin_response(self.sent_ms)
-        asked.logs = logs if self.client.answers_lookups(now_ms) else None
-        return asked
+        exchange.logs = logs if self.client.answers_lookups(now_ms) else None
+        exchange.answered_ms = now_ms
+        return exchange
 
 
 @dataclass(slots=True, eq=False)
@@ -307,8 +308,5 @@ class _InterceptedProduce(InterceptedRequest):
             if error_code or base == NO_OFFSET or not offsets:
                 continue
             written = index, base, base + offsets, now_ms
-            if isinstance(topic, bytes):
-                self.names.when_known(topic, self.appended, *written)
-            else:
-                self.appended(topic, *written)
+            self.names.when_known(topic, self.appended, *written)
         return frame

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 import time
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -57,13 +57,12 @@ class Book:
             or (offset < at and group in self.reset)
         }
 
-    def group_has(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        self.told.setdefault(group, []).append(dict(offsets))
-        self.in_group.setdefault(group, {}).update(offsets)
-
-    def group_lacks(self, group: str, keys: Set[Partition]) -> None:
-        for key in keys & self.in_group.get(group, {}).keys():
-            del self.in_group[group][key]
+    def group_has(self, group: str, offsets: Mapping[Partition, int | None]) -> None:
+        has = {key: offset for key, offset in offsets.items() if offset is not None}
+        self.told.setdefault(group, []).append(has)
+        self.in_group.setdefault(group, {}).update(has)
+        for key in offsets.keys() - has.keys():
+            self.in_group[group].pop(key, None)
 
     def committed(self, group: str, offsets: Mapping[Partition, int], now_ms: float) -> None:
         assert self.began_ms <= now_ms <= time.monotonic() * 1000

@@ -25,7 +25,7 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1219, 650),
     "proxy/tier": Budget(4252, 2350),
     "proxy/onboarding": Budget(970, 700),
-    "proxy/queries": Budget(819, 650),
+    "proxy/queries": Budget(817, 650),
     "proxy/admin": Budget(6211, 4250),
     "proxy/config": Budget(2576, 2150),
     "proxy/relay": Budget(6643, 4300),
@@ -33,7 +33,7 @@ BUDGETS = {
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5707, 3100),
-    "proxy/progress": Budget(3757, 2950),
+    "proxy/progress": Budget(3649, 2950),
     "proxy/state": Budget(2174, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5524, 4430

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from progress_world import LARGE, Client, ProgressWorld
 
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import MAX_CURSORS, FetchTracker, Reader
+from proxy.progress.tracker import MAX_CURSORS, FetchExchange, Reader
 from proxy.wire.fetch import FetchRequestPartitions
 
 OUT_OF_RANGE = 1
@@ -305,18 +305,18 @@ def test_several_connections_deliver_what_each_was_given(steps):
         assert part.refetched_records == len(again)
 
 
-def test_it_follows_what_the_tracker_of_a_connection_tells(world):
+def test_it_follows_what_the_fetches_of_a_connection_tell(world):
     """An incremental session: the second request names no partition that did not move."""
     names = TopicNames()
     names.resolved({OLD_ID: "t"})
-    tracker = FetchTracker(names, Reader(world.query(), 3))
+    reader = Reader(world.query(), 3)
 
     def exchange(session_id, epoch, positions, answered):
         ask = FetchRequestPartitions(
             session_id, epoch, tuple((OLD_ID, *each) for each in positions), ()
         )
-        tracker.asked(ask, world.now_ms)
-        observer = tracker.observer(ask, world.now_ms)
+        observer = FetchExchange(reader, names, ask, world.now_ms)
+        observer.asked(world.now_ms)
         observer.session(0, 7)
         for partition, count in answered:
             observer.partitions(OLD_ID, [(partition, 0, 100, 100, 0, count, LARGE)])

@@ -1,23 +1,20 @@
-"""Fetch sessions, followed and compared with a model that keeps everything."""
+"""What a connection's Fetches say of topics by name and by id, with a fetch session and without."""
 
 import gc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from progress_world import ProgressWorld
 
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import (
-    MAX_SESSION_PARTITIONS,
-    FetchAnswer,
-    FetchSession,
-    FetchTracker,
-)
+from proxy.progress.tracker import FetchExchange, Reader
 from proxy.wire.fetch import FetchRequestPartitions
 
-NO_ERROR = 0
+NO_ERROR, OUT_OF_RANGE = 0, 1
 SESSION_NOT_FOUND = 70
-INVALID_EPOCH = 71
+SESSION_ID = 9
+RECORD_BYTES = 50
 ORDERS_ID = b"o" * 16
 CLICKS_ID = b"c" * 16
 
@@ -57,29 +54,27 @@ def tell(observer, key):
 
 
 class Line:
-    """A tracker with short ways to use it; the time goes up with each step."""
+    """A connection with short ways to use it; the time goes up with each step."""
 
     def __init__(self, names=None):
         self.follower = Follower()
         self.names = names or TopicNames()
-        self.tracker = FetchTracker(self.names, self.follower)
         self.now_ms = 0.0
-
-    @property
-    def kept(self):
-        """How many partitions of the present session are known."""
-        session = self.tracker.session
-        return sum(map(len, session.positions.values())) if session is not None else 0
 
     def ask(self, request):
         self.now_ms += 1
-        self.tracker.asked(request, self.now_ms)
-        return request
+        exchange = FetchExchange(self.follower, self.names, request)
+        exchange.asked(self.now_ms)
+        return exchange
 
-    def answer(self, request, session, *keys):
+    def observer(self, exchange, now_ms):
+        exchange.answered_ms = now_ms
+        return exchange
+
+    def answer(self, exchange, session, *keys):
         """Answer; `session` is (error code, session id), None before version 7."""
         self.now_ms += 1
-        observer = self.tracker.observer(request, self.now_ms)
+        observer = self.observer(exchange, self.now_ms)
         if session is not None:
             observer.session(*session)
         return [self.told(observer, key) for key in keys]
@@ -105,93 +100,12 @@ def test_all_positions_of_a_request_are_told():
     ]
 
 
-def test_before_version_7_there_are_no_sessions():
+def test_an_answer_is_told_with_the_positions_of_its_own_request():
     line = Line()
     first = line.ask(ask(0, -1, {P0: 5, P1: 6}))
     assert line.answer(first, None, P0, P1) == [5, 6]
     second = line.ask(ask(0, -1, {P0: 8}))
     assert line.answer(second, None, P0, P1) == [8, None]
-    assert line.kept == 0
-
-
-def test_an_incremental_request_leaves_the_others_as_they_were():
-    line = Line()
-    first = line.ask(ask(0, 0, {P0: 5, P1: 6}))
-    assert line.answer(first, (NO_ERROR, 9), P0) == [5]
-    second = line.ask(ask(9, 1, {P0: 8}))
-    assert line.answer(second, (NO_ERROR, 9), P1, P0) == [6, 8]
-    third = line.ask(ask(9, 2, {}))
-    assert line.answer(third, (NO_ERROR, 9), P1) == [6]
-
-
-def test_forgotten_partitions_leave():
-    line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5, P1: 6})), (NO_ERROR, 9))
-    second = line.ask(ask(9, 1, {P2: 1}, [P0, ("not there", 4)]))
-    assert line.answer(second, (NO_ERROR, 9), P0, P1, P2) == [None, 6, 1]
-    assert line.kept == 2
-
-
-def test_a_partition_named_and_forgotten_at_once_leaves():
-    line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5})), (NO_ERROR, 9))
-    second = line.ask(ask(9, 1, {P0: 7, P1: 8}, [P0, P1]))
-    assert line.answer(second, (NO_ERROR, 9), P0, P1) == [None, None]
-
-
-def test_the_broker_may_make_no_session():
-    line = Line()
-    first = line.ask(ask(0, 0, {P0: 5}))
-    assert line.answer(first, (NO_ERROR, 0), P0) == [5]
-    assert line.kept == 0
-
-
-@pytest.mark.parametrize("error", [SESSION_NOT_FOUND, INVALID_EPOCH])
-def test_after_an_error_the_session_is_gone(error):
-    line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5, P1: 6})), (NO_ERROR, 9))
-    line.answer(line.ask(ask(9, 4, {P0: 7})), (error, 0))
-    assert line.kept == 0
-    third = line.ask(ask(0, 0, {P1: 8}))
-    assert line.answer(third, (NO_ERROR, 10), P0, P1) == [None, 8]
-
-
-def test_a_session_that_the_broker_closed_is_gone():
-    line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5})), (NO_ERROR, 9))
-    line.answer(line.ask(ask(9, 1, {})), (NO_ERROR, 0))
-    assert line.kept == 0
-
-
-@pytest.mark.parametrize("epoch", [0, -1])
-def test_a_full_request_closes_the_session_that_it_names(epoch):
-    line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5})), (NO_ERROR, 9))
-    line.answer(line.ask(ask(9, epoch, {P1: 6})), (NO_ERROR, 0))
-    assert line.kept == 0
-
-
-def test_a_full_request_that_fails_makes_no_session():
-    line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5})), (SESSION_NOT_FOUND, 9))
-    assert line.kept == 0
-
-
-def test_a_request_without_session_leaves_the_session_alone():
-    line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5, P1: 6})), (NO_ERROR, 9))
-    between = line.ask(ask(0, -1, {P0: 50}))
-    assert line.answer(between, (NO_ERROR, 0), P0, P1) == [50, None]
-    third = line.ask(ask(9, 1, {}))
-    assert line.answer(third, (NO_ERROR, 9), P0, P1) == [5, 6]
-
-
-def test_following_may_begin_in_the_middle_of_a_session():
-    line = Line()
-    first = line.ask(ask(9, 40, {P0: 5}))
-    assert line.answer(first, (NO_ERROR, 9), P0, P1) == [5, None]
-    second = line.ask(ask(9, 41, {P1: 6}))
-    assert line.answer(second, (NO_ERROR, 9), P0, P1) == [5, 6]
 
 
 def test_pipelined_requests_are_answered_as_of_their_own_time():
@@ -200,35 +114,21 @@ def test_pipelined_requests_are_answered_as_of_their_own_time():
     second = line.ask(ask(9, 1, {P0: 7}))
     third = line.ask(ask(9, 2, {P0: 8, P2: 1}, [P1]))
     fourth = line.ask(ask(9, 3, {P0: 9, P1: 60}))
-    assert line.answer(second, (NO_ERROR, 9), P0, P1, P2) == [7, 6, None]
-    assert line.answer(third, (NO_ERROR, 9), P0, P1, P2) == [8, None, 1]
-    assert line.answer(fourth, (NO_ERROR, 9), P0, P1, P2) == [9, 60, 1]
-
-
-def test_what_only_a_later_one_of_several_changed_is_not_seen_before():
-    line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5, P1: 6})), (NO_ERROR, 9))
-    second = line.ask(ask(9, 1, {P0: 7}))
-    third = line.ask(ask(9, 2, {P0: 8}))
-    line.ask(ask(9, 3, {P1: 60}))
-    assert line.answer(second, (NO_ERROR, 9), P1) == [6]
-    assert line.answer(third, (NO_ERROR, 9), P1) == [6]
+    assert line.answer(second, (NO_ERROR, 9), P0) == [7]
+    assert line.answer(third, (NO_ERROR, 9), P0, P2) == [8, 1]
+    assert line.answer(fourth, (NO_ERROR, 9), P0, P1) == [9, 60]
 
 
 def test_of_a_partition_named_twice_the_last_offset_counts():
     line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5})), (NO_ERROR, 9))
-    second = line.ask(ask(9, 1, {}))
-    third = line.ask(FetchRequestPartitions(9, 2, ((*P0, 7), (*P0, 8)), ()))
-    assert line.answer(second, (NO_ERROR, 9), P0) == [5]
-    assert line.answer(third, (NO_ERROR, 9), P0) == [8]
+    request = line.ask(FetchRequestPartitions(9, 2, ((*P0, 7), (*P0, 8)), ()))
+    assert line.answer(request, (NO_ERROR, 9), P0) == [8]
 
 
 def test_a_request_may_be_read_while_a_response_passes():
     line = Line()
-    line.answer(line.ask(ask(0, 0, {P0: 5, P1: 6})), (NO_ERROR, 9))
-    second = line.ask(ask(9, 1, {}))
-    observer = line.tracker.observer(second, 50.0)
+    request = line.ask(ask(9, 1, {P0: 5, P1: 6}))
+    observer = line.observer(request, 50.0)
     observer.session(NO_ERROR, 9)
     assert line.told(observer, P0) == 5
     line.ask(ask(9, 2, {P0: 70, P1: 80}))
@@ -243,33 +143,11 @@ def test_responses_that_were_left_out_are_passed_over():
     assert line.answer(second, None, P0) == [2]
 
 
-def test_only_shown_requests_can_be_answered():
-    line = Line()
-    request = line.ask(ask(0, -1, {P0: 1}))
-    line.answer(request, None)
-    with pytest.raises(ValueError, match="not shown"):
-        line.tracker.observer(request, 1.0)
-
-
-def test_the_session_is_bounded():
-    line = Line()
-    many = {("orders", n): n for n in range(MAX_SESSION_PARTITIONS + 2)}
-    first = line.ask(ask(0, 0, many))
-    assert len(line.follower.seen) == len(many), "all are told nevertheless"
-    beyond = ("orders", MAX_SESSION_PARTITIONS)
-    assert line.answer(first, (NO_ERROR, 9), P0, beyond) == [0, None]
-    line.answer(line.ask(ask(9, 1, {("clicks", n): n for n in range(5)})), (NO_ERROR, 9))
-    assert line.kept == MAX_SESSION_PARTITIONS
-    third = line.ask(ask(9, 2, {beyond: 3, P1: 77}, [P0]))
-    line.tracker.observer(third, 1.0)
-    fourth = line.ask(ask(9, 3, {beyond: 4}))
-    assert line.answer(fourth, (NO_ERROR, 9), beyond, P1, P0) == [4, 77, None]
-
-
 def test_answered_requests_are_let_go():
     def alive():
         gc.collect()
-        return sum(isinstance(each, FetchAnswer) for each in gc.get_objects())
+        kinds = FetchExchange, FetchRequestPartitions
+        return sum(isinstance(each, kinds) for each in gc.get_objects())
 
     before = alive()
     line = Line()
@@ -279,10 +157,9 @@ def test_answered_requests_are_let_go():
     assert alive() - before <= 2
 
 
-def test_a_tracker_leaves_no_reference_cycles():
+def test_a_connection_leaves_no_reference_cycles():
     def alive():
-        kinds = FetchAnswer, FetchSession, FetchTracker
-        return sum(isinstance(each, kinds) for each in gc.get_objects())
+        return sum(isinstance(each, FetchExchange | Follower) for each in gc.get_objects())
 
     gc.collect()
     gc.disable()
@@ -290,7 +167,7 @@ def test_a_tracker_leaves_no_reference_cycles():
         before = alive()
         line = Line()
         for session in (0, 9):
-            observer = line.tracker.observer(line.ask(ask(0, 0, {P0: 0})), 1.0)
+            observer = line.observer(line.ask(ask(0, 0, {P0: 0})), 1.0)
             observer.session(NO_ERROR, session)
             observer.ended()
         del observer
@@ -309,7 +186,7 @@ def test_an_unknown_id_waits_for_its_name_and_nothing_is_lost():
     line = Line()
     key = (ORDERS_ID, 3)
     first = line.ask(ask(0, 0, {key: 5}))
-    observer = line.tracker.observer(first, 2.0)
+    observer = line.observer(first, 2.0)
     observer.session(NO_ERROR, 9)
     tell(observer, key)
     assert line.follower.seen == []
@@ -332,133 +209,151 @@ def test_a_known_topic_does_not_wait_for_an_unknown_one():
     assert len(line.names.queue) == 2
 
 
-def test_an_id_given_up_is_counted_and_the_session_goes_on():
+def test_an_id_given_up_is_counted_and_what_comes_after_goes_on():
     line = Line()
     key = (ORDERS_ID, 0)
     line.answer(line.ask(ask(0, 0, {key: 5})), (NO_ERROR, 9))
     line.names.unresolvable([ORDERS_ID])
     assert line.names.lost == 1
     line.names.resolved({ORDERS_ID: "orders"})
-    observer = line.tracker.observer(line.ask(ask(9, 1, {})), 7.0)
+    observer = line.observer(line.ask(ask(9, 1, {key: 6})), 7.0)
     tell(observer, key)
-    assert line.follower.seen == [("answered", "orders", 0, ORDERS_ID, 5, 7.0)]
+    assert line.follower.seen == [
+        ("asked", "orders", 0, ORDERS_ID, 6, 3.0),
+        ("answered", "orders", 0, ORDERS_ID, 6, 7.0),
+    ]
 
 
-# Against a model
+# Fetch sessions
 
 
-class Model:
-    """Keeps everything, in the order of the answers, as a broker does."""
+class Consumer:
+    """One connection of a query's client, with its broker: in a session, or without one.
 
-    def __init__(self):
+    As Kafka's own: a request is sent when the one before was answered, names in a session what is
+    new or has moved, and forgets what is read no more. The broker leaves out what has no news.
+    """
+
+    def __init__(self, names, *, in_session, by_id):
+        self.world = ProgressWorld()
+        self.names = names
+        self.reader = Reader(self.world.query(), 1)
+        self.topic = ORDERS_ID if by_id else "t"
+        self.in_session = in_session
+        self.positions, self.asked = {}, {}
         self.session = None
-        """Its id and positions."""
-        self.as_of = {}
-        """A copy of all that was asked for when the request was answered that was last."""
-        self.seen = []
+        """What the broker has of it: the offset of each partition; None: there is none."""
+        self.shown = set()
+        """Those of which the broker has said something since they came, or had an error."""
 
-    def ask(self, request, now_ms):
-        for topic, partition, offset in request.positions:
-            self.seen.append(("asked", topic, partition, offset, now_ms))
+    def fetch(self, news, *, is_refused=False):
+        """Fetch; by partition what comes: an error, how many records, and whether they are seen.
 
-    def answer(self, request, error_code, session_id, now_ms):
-        self.answered_ms = now_ms
-        is_full = request.session_epoch in (0, -1)
-        is_named = self.session is not None and self.session[0] == request.session_id
-        if is_full and is_named:
-            self.session = None
-        session = [None, {}] if is_full else [request.session_id, {}]
-        if not is_full:
-            session = self.session = self.session if is_named else session
-        for topic, partition, offset in request.positions:
-            session[1][topic, partition] = offset
-        if not is_full:
-            for key in request.forgotten:
-                session[1].pop(key, None)
-            if error_code != NO_ERROR or session_id != request.session_id:
-                self.session = None
-        elif request.session_epoch == 0 and error_code == NO_ERROR and session_id != 0:
-            session[0] = session_id
-            self.session = session
-        self.as_of = dict(session[1])
+        Refused, it gets an error for all, and in a session it has that no more.
+        """
+        epoch, forgotten = -1, []
+        named = self.positions
+        if self.in_session:
+            epoch = 0 if self.session is None else 1
+            before = self.session or {}
+            named = {p: at for p, at in self.positions.items() if before.get(p) != at}
+            forgotten = [(self.topic, p) for p in before.keys() - self.positions]
+            self.session = dict(self.positions)
+        self.shown &= self.positions.keys()
+        self.asked = dict(self.positions)
+        keys = {(self.topic, p): at for p, at in named.items()}
+        request = ask(SESSION_ID if epoch > 0 else 0, epoch, keys, forgotten)
+        observer = FetchExchange(self.reader, self.names, request, self.world.now_ms)
+        observer.asked(self.world.now_ms)
+        if is_refused:
+            observer.session(SESSION_NOT_FOUND, 0)
+            self.session, self.shown = None, set()
+        else:
+            observer.session(NO_ERROR, SESSION_ID if self.in_session else 0)
+        for partition, at in () if is_refused else self.positions.items():
+            error, count, is_seen = news.get(partition, (NO_ERROR, 0, True))
+            if count or error or not self.in_session or partition not in self.shown:
+                size, end = count * RECORD_BYTES, at + count if count and is_seen else None
+                row = (partition, error, *((-1, -1) if error else (100, 100)), 0, size, end)
+                observer.partitions(self.topic, [row])
+                (self.shown.discard if error else self.shown.add)(partition)
+        observer.ended()
+        for partition, (error, count, _) in news.items():
+            if partition in self.positions and not error:
+                self.positions[partition] += count
 
-    def tell(self, key):
-        self.seen.append(("answered", *key, self.as_of.get(key), self.answered_ms))
+    def step(self, what, *how):
+        if what == "fetch":
+            self.fetch(*how)
+        elif what == "refuse":
+            self.fetch({}, is_refused=True)
+        elif what == "names":
+            self.names.resolved({ORDERS_ID: "t"})
+        elif what == "read":
+            partition, at = how
+            # Nobody sees that a client goes back to where it asked last.
+            self.positions[partition] = at + (self.asked.get(partition) == at)
+        elif what == "leave":
+            self.positions.pop(*how, None)
+
+    def known(self):
+        self.names.resolved({ORDERS_ID: "t"})
+        return {
+            each.key: (
+                *(each.position, list(each.delivered), each.refetched_records, each.open_ended),
+                *(each.fetched_from, each.out_of_range_at, each.log.high_watermark),
+            )
+            for each in self.world.query().partitions.values()
+        }
 
 
-BY_NAME = [(topic, n) for topic in ("orders", "clicks") for n in range(3)]
-NAMES = {ORDERS_ID: "orders", CLICKS_ID: "clicks"}
-BY_ID = [(topic_id, n) for topic_id in NAMES for n in range(3)]
-SESSIONS = st.sampled_from([1] * 8 + [0, 2])
-
-
-def steps(keys):
-    key = st.sampled_from(keys)
-    positions = st.dictionaries(key, st.integers(0, 99), max_size=4)
-    full = st.builds(ask, SESSIONS, st.sampled_from([0, 0, 0, -1]), positions, st.sets(key))
-    incremental = st.builds(ask, SESSIONS, st.integers(1, 9), positions, st.sets(key, max_size=2))
-    error = st.sampled_from([NO_ERROR] * 6 + [SESSION_NOT_FOUND, INVALID_EPOCH, 3])
-    return st.lists(
-        st.one_of(
-            st.tuples(st.just("ask"), st.one_of(full, incremental, incremental, incremental)),
-            st.tuples(st.just("answer"), st.tuples(error, SESSIONS)),
-            st.tuples(st.just("tell"), key),
-            st.tuples(st.just("tell"), key),
-            st.tuples(st.just("end"), st.none()),
-            st.tuples(st.just("names"), st.sets(st.sampled_from(list(NAMES)))),
-        ),
-        min_size=15,
-        max_size=60,
-    )
-
-
-def run(script, names):
-    """Play a script to the tracker and to the model; return what each was told."""
-    line, model = Line(names), Model()
-    pending = []
-    passing = None
-    for step, what in script:
-        if step == "ask":
-            line.ask(what)
-            pending.append(what)
-            model.ask(what, line.now_ms)
-        elif step == "answer" and pending:
-            request = pending.pop(0)
-            observer = line.tracker.observer(request, line.now_ms)
-            observer.session(*what)
-            model.answer(request, *what, line.now_ms)
-            passing = observer
-        elif step == "tell" and passing is not None:
-            tell(passing, what)
-            model.tell(what)
-        elif step == "end" and passing is not None:
-            passing.ended()
-            passing = None
-        elif step == "names":
-            names.resolved({each: NAMES[each] for each in what})
-        known = len(model.session[1]) if model.session is not None else 0
-        assert line.kept == known
-    return line.follower.seen, model.seen
+PARTITIONS = st.integers(0, 2)
+NEWS = st.tuples(st.sampled_from([NO_ERROR] * 5 + [OUT_OF_RANGE]), st.integers(1, 5), st.booleans())
+CONSUMED = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), PARTITIONS, st.integers(0, 40)),
+        st.tuples(st.just("fetch"), st.dictionaries(PARTITIONS, NEWS)),
+        st.tuples(st.just("fetch"), st.dictionaries(PARTITIONS, NEWS)),
+        st.tuples(st.just("fetch"), st.just({})),
+        st.tuples(st.just("leave"), PARTITIONS),
+        st.tuples(st.sampled_from(["refuse", "names"])),
+    ),
+    min_size=5,
+    max_size=40,
+)
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(script=steps(BY_NAME))
-def test_it_says_what_the_model_says(script):
-    seen, expected = run(script, TopicNames())
-    assert [each[:3] + each[4:] for each in seen] == expected
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("by_id", [False, True])
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(script=steps(BY_ID))
-def test_names_that_come_late_change_nothing_that_is_told_of_a_topic(script):
-    names = TopicNames()
-    seen, expected = run(script, names)
-    told = len(seen)
-    names.resolved(NAMES)
-    assert (len(names.queue), names.lost) == (0, 0)
-    assert len(seen) == len(expected) >= told
-    for topic_id, name in NAMES.items():
-        got = [each[:3] + each[4:] for each in seen if each[1:4:2] == (name, topic_id)]
-        assert got == [(each[0], name, *each[2:]) for each in expected if each[1] == topic_id]
+@given(steps=CONSUMED)
+def test_in_a_session_the_same_is_known_as_without(steps, by_id):
+    consumers = [
+        Consumer(TopicNames(), in_session=in_session, by_id=by_id) for in_session in (False, True)
+    ]
+    for step in steps:
+        for consumer in consumers:
+            consumer.step(*step)
+    without, within = (consumer.known() for consumer in consumers)
+    assert within == without
+
+
+def test_what_a_session_does_not_name_again_is_where_it_was_named_last():
+    consumer = Consumer(TopicNames(), in_session=True, by_id=False)
+    for partition, at in ((0, 5), (1, 6)):
+        consumer.step("read", partition, at)
+    consumer.fetch({0: (NO_ERROR, 3, True)})
+    consumer.fetch({1: (NO_ERROR, 4, True)})
+    consumer.fetch({1: (OUT_OF_RANGE, 0, True)})
+    known = {key: each[1:2] + each[5:6] for (_, key), each in consumer.known().items()}
+    assert known == {0: ([(5, 8)], None), 1: ([(6, 10)], 10)}
+
+
+def test_following_may_begin_in_the_middle_of_a_session():
+    consumer = Consumer(TopicNames(), in_session=True, by_id=False)
+    consumer.positions, consumer.session = {0: 5, 1: 6}, {1: 6}
+    consumer.fetch({0: (NO_ERROR, 1, True), 1: (NO_ERROR, 1, True)})
+    assert consumer.known()["t", 0][:2] == (6, [(5, 6)])
+    assert consumer.known()["t", 1][:2] == (None, [])
+    consumer.fetch({1: (NO_ERROR, 2, True)})
+    assert consumer.known()["t", 1][:2] == (9, [(7, 9)])

@@ -124,12 +124,12 @@ def test_a_rule_that_is_no_longer_adaptive_takes_the_pressure_away_and_back():
     world = FollowingWorld(queries=["c"], adaptive=["c"])
     client = world.client()
     wanted(client)
-    tracker, lookups, pressure = client.tracker, client.lookups, client.pressure
+    reader, lookups, pressure = client.reader, client.lookups, client.pressure
     assert pressure is not None
     world.quotas.update(QuotaSettings())
     assert wanted(client) == set(FETCHES)
     assert client.pressure is None
-    assert (client.tracker, client.lookups) == (tracker, lookups)
+    assert (client.reader, client.lookups) == (reader, lookups)
     assert not len(pressure.clamp.connections)
 
 
@@ -139,7 +139,7 @@ def test_a_query_under_another_client_id_is_followed_no_more():
     wanted(client)
     world.registry.update(configured("other"))
     assert wanted(client) == set()
-    assert (client.tracker, client.lookups) == (None, None)
+    assert (client.reader, client.lookups) == (None, None)
 
 
 def test_a_closed_connection_is_clamped_no_more():

@@ -30,6 +30,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("read"), st.integers(1, 5)),
         st.tuples(st.sampled_from(["empty", "left out", "cut", "two", "pipelined", "forget"])),
+        st.tuples(st.just("not named")),
         st.tuples(st.just("renew")),
         st.tuples(st.just("error"), st.sampled_from([OUT_OF_RANGE, NOT_LEADER])),
         st.tuples(st.just("seek"), st.integers(0, 40)),
@@ -145,6 +146,9 @@ class Consumer:
             self.answer(self.number - 1, [(0, 0, records)])
             self.answer(self.number, [(0, 0, batch(start + 2, 2))])
             self.offset += 4
+        elif what == "not named":
+            self.ask({} if self.session[1] > 0 else {0: start})
+            self.answer(self.number, [(0, OUT_OF_RANGE, None)])
         else:
             self.ask({0: start, 1: 0} if what == "two" else {0: start}, [1] * (what == "forget"))
             rows = {
@@ -163,24 +167,20 @@ class Consumer:
     def known(self):
         self.shown.show()
         assert not self.shown.unshown.cells[0]
-        tracker = self.client.tracker
-        session = tracker and tracker.session
-        return (
-            session and (session.session_id, session.positions),
-            [
-                (
-                    *(each.key, each.position, list(each.delivered), each.refetched_records),
-                    *(each.fetched_from, each.open_ended, each.out_of_range_at),
-                    *(each.log.high_watermark, each.log.log_start_offset, each.log.topic_id),
-                )
-                for each in self.query.partitions.values()
-            ],
-        )
+        return [
+            (
+                *(each.key, each.position, list(each.delivered), each.refetched_records),
+                *(each.fetched_from, each.open_ended, each.out_of_range_at),
+                *(each.log.high_watermark, each.log.log_start_offset, each.log.topic_id),
+            )
+            for each in self.query.partitions.values()
+        ]
 
 
 @given(steps=STEPS, in_session=st.booleans())
 @example(steps=[("read", 2), ("read", 3), ("seek", 40), ("read", 1)], in_session=True)
 @example(steps=[("read", 2), ("read", 3), ("empty",), ("left out",), ("read", 1)], in_session=True)
+@example(steps=[*[("read", 1), ("show",)] * 2, *[("read", 1)] * 3, ("not named",)], in_session=True)
 @example(steps=[("read", 1)] * 6 + [("seek", 40)] + [("read", 2)] * 3, in_session=False)
 @example(steps=[*[("read", 1)] * 3, ("renew",), *[("read", 1)] * 3], in_session=True)
 @example(steps=[*[("read", 1)] * 4, ("error", 1), *[("read", 1)] * 4, ("two",)], in_session=True)
@@ -200,13 +200,16 @@ def test_those_that_read_on_are_recorded_once():
         for count in (1, 1):  # the second is the first within its session
             consumer.step("read", count)
             consumer.shown.show()
-        record = consumer.client.tracker.observer
-        consumer.client.tracker = SimpleNamespace(
-            asked=consumer.client.tracker.asked,
-            fetched_logs=consumer.client.tracker.fetched_logs,
-            observer=lambda ask, now_ms: recorded.append(ask.positions) or record(ask, now_ms),
+        reader = consumer.client.reader
+        consumer.client.reader = SimpleNamespace(
+            fetch_asked=lambda *told: (
+                recorded.append((told[0], *told[2])) or reader.fetch_asked(*told)
+            ),
+            fetch_answered=reader.fetch_answered,
+            asked_last=reader.asked_last,
+            fetched_logs=reader.fetched_logs,
         )
         for count in (1, 2, 3):
             consumer.step("read", count)
         consumer.shown.show()
-        assert recorded == [((TOPIC_ID.bytes, 0, 2),)]
+        assert recorded == [(TOPIC, (0, 2))]
