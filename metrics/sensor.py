@@ -6,17 +6,12 @@ Sensors are kept by name, and only while they are in use.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count
 from typing import Generic, TypeVar
 
 from .stats import MetricConfig, Room, WindowedSum
 
 DEFAULT_EXPIRY_MS = 3_600_000.0
 """How long a sensor may be idle before it expires: one hour, as in Kafka."""
-
-COMPACT_AT_ENTRIES = 64
-"""With fewer entries more than sensors, those of removed sensors are not worth the work."""
 
 
 class QuotaViolation(Exception):  # noqa: N818 - Kafka's word; it is an outcome, not a failure
@@ -51,13 +46,12 @@ class Metric:
 
 
 class Sensor:
-    """Metrics fed by the same values; it expires `expiry_ms` after the last one."""
+    """Metrics fed by the same values; it expires `DEFAULT_EXPIRY_MS` after the last one."""
 
-    __slots__ = ("expiry_ms", "last_record_ms", "metrics", "name", "retired", "room")
+    __slots__ = ("last_record_ms", "metrics", "name", "retired", "room")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.expiry_ms = DEFAULT_EXPIRY_MS
         self.last_record_ms = 0.0
         self.retired = False
         """True once a registry has let it go: who holds it must ask for a new one."""
@@ -95,27 +89,22 @@ class Sensor:
         if len(metrics) == 1 and (room is None or room.is_over(config, now_ms)):
             self.room = metric.stat.room(config, now_ms)
 
-    @property
-    def expires_ms(self) -> float:
-        """When it expires unless another value comes."""
-        return self.last_record_ms + self.expiry_ms
+    def is_expired(self, now_ms: float) -> bool:
+        """Return whether no value has come for so long that it may go."""
+        return now_ms - self.last_record_ms >= DEFAULT_EXPIRY_MS
 
 
 S = TypeVar("S", bound=Sensor)
 
 
 class Registry(Generic[S]):
-    """Sensors by name; those that are idle go by `expiring`.
+    """Sensors by name.
 
     A sensor that is held beyond one call may have been removed meanwhile; `Sensor.retired` tells.
     """
 
     def __init__(self) -> None:
         self._sensors: dict[str, S] = {}
-        # By the earliest time at which each can expire: what is recorded only moves it later. So a
-        # sensor is looked at once in its `expiry_ms`.
-        self._due: list[tuple[float, int, S]] = []
-        self._number = count()
 
     def get(self, name: str) -> S | None:
         """Return the sensor of that name, or None."""
@@ -125,29 +114,10 @@ class Registry(Generic[S]):
         """Keep a sensor, of whose name there must be no other one; it is idle from now on."""
         sensor.last_record_ms = now_ms
         self._sensors[sensor.name] = sensor
-        heappush(self._due, (sensor.expires_ms, next(self._number), sensor))
 
-    def remove(self, name: str) -> bool:
-        """Remove the sensor; return whether there was one."""
-        sensor = self._sensors.pop(name, None)
-        if sensor is None:
-            return False
-        sensor.retired = True
-        if len(self._due) > 2 * len(self._sensors) + COMPACT_AT_ENTRIES:
-            self._due = [entry for entry in self._due if not entry[2].retired]
-            heapify(self._due)
-        return True
-
-    def expiring(self, now_ms: float) -> Iterator[S | None]:
-        """Remove idle sensors in steps; yield each of those examined, None when it stays."""
-        while self._due and self._due[0][0] <= now_ms:
-            _, number, sensor = self._due[0]
-            if not sensor.retired and sensor.expires_ms > now_ms:
-                heapreplace(self._due, (sensor.expires_ms, number, sensor))
-                yield None
-                continue
-            heappop(self._due)
-            yield sensor if not sensor.retired and self.remove(sensor.name) else None
+    def remove(self, name: str) -> None:
+        """Remove the sensor of that name, which there must be."""
+        self._sensors.pop(name).retired = True
 
     def __iter__(self) -> Iterator[S]:
         """Iterate over the sensors of this moment, but for those that have gone when it is theirs.

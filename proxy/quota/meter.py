@@ -382,6 +382,10 @@ class Meter(Sensor):
         """Return when the last response that is held now leaves; None when none is held."""
         return self.held_until_ms if self.held_until_ms > now_ms else None
 
+    def is_expired(self, now_ms: float) -> bool:
+        """Return it; the sensor of a budget stays, as those that have a share of it know it."""
+        return not isinstance(self.rule, Budget) and Sensor.is_expired(self, now_ms)
+
     def is_active(self, now_ms: float) -> bool:
         """Return whether its clients moved something lately, wait, or are held."""
         is_moving = now_ms - self.last_record_ms < ACTIVE_MS

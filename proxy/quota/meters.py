@@ -4,7 +4,6 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from metrics import Instruments, Registry
 from metrics.exposition import FigureRows, FigureTable
@@ -123,7 +122,6 @@ class Meters:
         self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
         self._instruments.throttling_paused.set(bool(self.table.pauses))
         self.generation += 1
-        self._has_outdated = len(self.registry) > 0
         self._overflowed: set[str] = set()
         for meter in self.registry:
             if meter.gate.has_turns:  # few have, of ten thousand
@@ -214,24 +212,15 @@ class Meters:
             yield ended
 
     def expiring(self, now_ms: float) -> Iterator[bool]:
-        """Drop sensors that are idle for an hour or of no rule, in steps: yield if one went."""
-        for gone in self.registry.expiring(now_ms):
-            yield self._drop(gone, now_ms)
-        if not self._has_outdated:
-            return
-        generation, remain = self.generation, False
-        # A handle in use renews its sensors at the next charge. One that does not has nothing to
-        # lose as soon as the history is empty.
+        """Drop sensors that are idle for an hour or of no rule, in steps: yield if one goes."""
         for meter in self.registry:
+            # A handle in use renews its sensors at the next charge. One that does not has nothing
+            # to lose as soon as the history is empty.
             is_outdated = meter.generation != self.generation
-            drop = is_outdated and not meter.has_history(now_ms)
-            if drop:
-                self.registry.remove(meter.name)
+            goes = meter.is_expired(now_ms) or (is_outdated and not meter.has_history(now_ms))
+            if goes:
                 self._drop(meter, now_ms)
-            remain |= is_outdated and not drop
-            yield drop
-        if generation == self.generation:
-            self._has_outdated = remain
+            yield goes
 
     def meter(
         self,
@@ -283,9 +272,7 @@ class Meters:
             return None
         budget = rule.share.budget
         enforced = self.settings.enforce and budget.enforce
-        meter = self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
-        meter.expiry_ms = math.inf  # type: ignore[misc]  # a slot of Sensor
-        return meter
+        return self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
 
     def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
         """Record which kinds of a connected client's traffic a rule bounds."""
@@ -339,12 +326,7 @@ class Meters:
                 and len(self.registry) < self.max_sensors
             )
 
-        examined = islice(self.registry.expiring(now_ms), MAX_EXAMINED)
-        return (
-            has_room()
-            or any(self._drop(gone, now_ms) and has_room() for gone in examined)
-            or any(has_room() for _ in self._dropping_quiet(kind, now_ms))
-        )
+        return has_room() or any(has_room() for _ in self._dropping_quiet(kind, now_ms))
 
     def _dropping_quiet(self, kind: QuotaKind, now_ms: float) -> Iterator[None]:
         """Drop sensors without history, of those for whom it is time; yield after each."""
@@ -355,18 +337,17 @@ class Meters:
                 return
             meter = self.registry.get(name)
             assert meter is not None
-            if meter.is_in_use(now_ms) or name in self._throttled:
+            is_in_use = meter.is_in_use(now_ms) or name in self._throttled
+            if is_in_use and not meter.is_expired(now_ms):
                 quiet[name] = now_ms + self.settings.span_ms, address
                 quiet.move_to_end(name)
             else:
-                self.registry.remove(name)
                 self._drop(meter, now_ms)
                 yield
 
-    def _drop(self, meter: Meter | None, now_ms: float) -> bool:
-        """Forget a sensor that the registry let go; return whether it did."""
-        if meter is None:
-            return False
+    def _drop(self, meter: Meter, now_ms: float) -> None:
+        """Forget a sensor."""
+        self.registry.remove(meter.name)
         meter.take_back(now_ms)
         self._lent.pop(meter, None)
         self.leased.pop(meter.name, None)
@@ -390,7 +371,6 @@ class Meters:
                 *(shown.would_throttle_total, shown.would_throttle_seconds_total),
             ):
                 metric.forget(quota_entity=meter.entity, quota=str(meter.kind))
-        return True
 
     def _show_rule(
         self, meter: Meter, rule: Rule | None = None, budget: Meter | None = None

@@ -137,9 +137,10 @@ def test_idle_sensors_expire_an_hour_after_the_last_value():
     sensor = Sensor("etl")
     hour_ms = 3_600_000
 
-    assert sensor.expires_ms == hour_ms
+    assert (sensor.is_expired(hour_ms - 1), sensor.is_expired(hour_ms)) == (False, True)
     sensor.record(1, 5000)
-    assert sensor.expires_ms == 5000 + hour_ms
+    assert not sensor.is_expired(5000 + hour_ms - 1)
+    assert sensor.is_expired(5000 + hour_ms)
 
 
 # Records in the room of a sample

@@ -221,6 +221,15 @@ def test_a_budget_that_is_not_enforced_is_measured():
     assert meter.above is not None
 
 
+def test_the_sensor_of_a_budget_stays_when_those_of_its_clients_go():
+    world = World(rule("n1"))
+    world.reads("n1", until_ms=1_000.0)
+    world.loop.run(2_000.0)
+    hour_ms = 3_600_000.0
+    assert sum(world.quotas.expiring(2_000.0 + hour_ms)) == 1
+    assert [each.entity for each in world.quotas.registry] == ["budget=analytics"]
+
+
 def test_a_budget_that_goes_leaves_its_clients_to_what_matches_then():
     world = World(etl(), rule("n1"))
     for name in ("etl", "n1"):
