@@ -140,12 +140,13 @@ class ClientQuotas:
         longest_ms, longest = 0.0, meter
         for each in meter.charged:
             if not each.is_enforced:
-                self._count_above(each, value, now_ms)
+                if each.is_above(value, now_ms) and each.is_first_above(now_ms):
+                    self.sensors.on_would_throttle(self.identity, each.kind)
                 continue
             hold_ms = each.hold_ms(value, now_ms)
             if each.violated:
                 each.violated = False
-                self.sensors.count_violation(each)
+                each.violations += 1
             if hold_ms > longest_ms:
                 longest_ms, longest = hold_ms, each
         return self._throttle_time(longest, longest_ms, now_ms) if longest_ms else None
@@ -353,12 +354,6 @@ class ClientQuotas:
         self.meters[kind] = meter
         self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
         return meter
-
-    def _count_above(self, meter: Meter, value: float, now_ms: float) -> None:
-        """Measure what is held for nothing; count it if the bound is exceeded."""
-        if meter.is_above(value, now_ms):
-            self.sensors.count_violation(meter)
-            self.sensors.count_would_throttle(meter, self.identity, now_ms)
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:
         if self.generation != self.sensors.generation:

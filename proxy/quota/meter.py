@@ -5,8 +5,6 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import prometheus_client
-
 from metrics import Metric, MetricConfig, Quota, QuotaViolation, Rate, Sensor, WindowedSum
 from metrics.clock import MS_PER_SECOND
 
@@ -127,7 +125,10 @@ class Meter(Sensor):
     """How much its clients may owe when a request is sent on whose response can be held."""
     violated: bool = False
     """Whether the sensor was above its bound since this was last set back."""
-    violations: prometheus_client.Counter | None = None
+    violations: int = 0
+    """How often a charge found it above its bound, enforced or not."""
+    throttled: int = 0
+    """How many responses were held, or requests kept waiting."""
     holds: WindowedSum | None = None
     """The holds with their milliseconds; None until a response is held: most clients never are."""
     held_until_ms: float = -math.inf
@@ -137,6 +138,10 @@ class Meter(Sensor):
     is_enforced: bool = True
     above: WindowedSum | None = None
     """Values above a bound that is not enforced, and in how many seconds; None before the first."""
+    would_throttle: int = 0
+    """All of them."""
+    would_throttle_s: int = 0
+    """In how many seconds they were."""
     above_second: int = -1
     """Of the latest one."""
     lease: Lease | None = None
@@ -360,6 +365,7 @@ class Meter(Sensor):
         """Record a hold; return whether throttling begins with it."""
         self.holds = self.holds or WindowedSum()
         self.holds.record(LAST_MINUTE, hold_ms, now_ms)
+        self.throttled += 1
         self.held_until_ms = max(self.held_until_ms, due_ms)
         begins, self.is_throttled = not self.is_throttled, True
         return begins
@@ -376,6 +382,9 @@ class Meter(Sensor):
         before, self.above_second = self.above_second, int(now_ms // MS_PER_SECOND)
         is_first = self.above_second != before
         self.above.record(LAST_MINUTE, float(is_first), now_ms)
+        self.violations += 1
+        self.would_throttle += 1
+        self.would_throttle_s += is_first
         return is_first
 
     def hold_until_ms(self, now_ms: float) -> float | None:
@@ -390,6 +399,12 @@ class Meter(Sensor):
         """Return whether its clients moved something lately, wait, or are held."""
         is_moving = now_ms - self.last_record_ms < ACTIVE_MS
         return is_moving or self.waiting > 0 or self.held_until_ms > now_ms
+
+    @property
+    def guaranteed(self) -> float:
+        """What it is guaranteed of its budget, per second; 0 without one."""
+        share = self.rule.share
+        return 0.0 if self.budget is None or share is None else share.guaranteed
 
     def budget_waits(self) -> dict["Meter", int]:
         """Return how many connections wait at the gates of its budgets, where any do."""

@@ -23,6 +23,30 @@ OF_SENSORS = FigureTable(
             "Bound that the quota sets for the measured value, in the same unit.",
             lambda meter, _: meter.bound,
         ),
+        "violations_total": (
+            "Measurements that exceeded a quota.",
+            lambda meter, _: meter.violations or None,
+        ),
+        "throttled_responses_total": (
+            "Responses held back, and requests kept waiting, to keep a quota.",
+            lambda meter, _: meter.throttled or None,
+        ),
+        "expected_throttling": (
+            "1 where the rule says that being held to the quota is expected.",
+            lambda meter, _: meter.rule.expected or None,
+        ),
+        "guaranteed_bytes": (
+            "Bytes per second that a quota's entity is guaranteed of its budget.",
+            lambda meter, _: meter.guaranteed or None,
+        ),
+        "would_throttle_total": (
+            "Measurements that exceeded a quota which is not enforced.",
+            lambda meter, _: meter.would_throttle or None,
+        ),
+        "would_throttle_seconds_total": (
+            "Seconds in which a measurement exceeded a quota which is not enforced.",
+            lambda meter, _: meter.would_throttle_s or None,
+        ),
     },
 )
 
@@ -197,7 +221,6 @@ class Meters:
         meter = self.registry.get(sensor_name(charge.kind, charge.entity))
         if meter is None:
             return
-        self._instruments.throttled_responses_total.of(charge.entity, str(charge.kind)).inc()
         if meter.held(hold_ms, charge.due_ms, now_ms):
             self._throttled[meter.name] = meter
             self.on_state(meter, True, now_ms)
@@ -247,11 +270,10 @@ class Meters:
         if meter.generation != self.generation:
             meter.take_back(now_ms)
             is_new, enforced = meter.generation < 0, match.enforced
-            budget = self._budget(kind, rule, now_ms)
             meter.follow(
                 *(rule, self.settings, self.generation, now_ms),
                 enforced=enforced,
-                budget=budget,
+                budget=self._budget(kind, rule, now_ms),
                 is_divided=self.is_divided(rule),
             )
             if meter.leased is None:
@@ -259,7 +281,6 @@ class Meters:
             elif self.leased.get(meter.name) is not meter:
                 self.leased[meter.name] = meter
                 self.on_leased()
-            self._show_rule(meter, rule, budget)
             if is_new and enforced and (paces or self.paces_new):
                 meter.share(now_ms)
             if is_new:
@@ -356,46 +377,8 @@ class Meters:
         meter.gate.open()
         if self._throttled.pop(meter.name, None) is not None:
             self.on_state(meter, False, now_ms)
-        self._show_rule(meter)
         if meter.name in self._quiet[meter.kind]:
             of_address = meter.kind, self._quiet[meter.kind].pop(meter.name)[1]
             self._of_address[of_address] -= 1
             if not self._of_address[of_address]:
                 del self._of_address[of_address]
-        # A request may wait at the gate before the bound is exceeded for the first time.
-        if meter.violations is not None or meter.holds is not None:
-            # Make room for the label sets of the clients to come.
-            shown = self._instruments
-            for metric in (
-                *(shown.violations_total, shown.throttled_responses_total),
-                *(shown.would_throttle_total, shown.would_throttle_seconds_total),
-            ):
-                metric.forget(quota_entity=meter.entity, quota=str(meter.kind))
-
-    def _show_rule(
-        self, meter: Meter, rule: Rule | None = None, budget: Meter | None = None
-    ) -> None:
-        """Show whether a sensor's clients are expected to be at their bound, and a guarantee."""
-        share = rule.share if rule is not None and budget is not None else None
-        for shown, value in (
-            (self._instruments.expected_throttling, rule is not None and rule.expected),
-            (self._instruments.guaranteed_bytes, share and share.guaranteed),
-        ):
-            if not value:
-                shown.forget(quota_entity=meter.entity, quota=str(meter.kind))
-            elif not shown.is_full:  # else it would be said of all that are counted as others
-                shown.of(meter.entity, str(meter.kind)).set(value)
-
-    def count_violation(self, meter: Meter) -> None:
-        """Count that a sensor is above its bound."""
-        if meter.violations is None:
-            meter.violations = self._instruments.violations_total.of(meter.entity, str(meter.kind))
-        meter.violations.inc()
-
-    def count_would_throttle(self, meter: Meter, client: ClientIdentity, now_ms: float) -> None:
-        """Count that a client's sensor is above its bound, which is not enforced."""
-        labels = meter.entity, str(meter.kind)
-        self._instruments.would_throttle_total.of(*labels).inc()
-        if meter.is_first_above(now_ms):
-            self._instruments.would_throttle_seconds_total.of(*labels).inc()
-            self.on_would_throttle(client, meter.kind)

@@ -8,9 +8,9 @@ from parts.virtual_time import VirtualTime
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
-from metrics.exposition import FigureCollector
+from metrics.exposition import PREFIX, FigureCollector
 from proxy.quota.client_quotas import ClientQuotas
-from proxy.quota.entities import ClientIdentity
+from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import NS_PER_MS, Lease
 from proxy.quota.meters import OF_SENSORS, Clock
@@ -19,6 +19,17 @@ from proxy.quota.rules import QuotaSettings, Rule
 
 def sensor_collector(quotas: QuotaManager, clock_ms: Clock) -> FigureCollector:
     return FigureCollector([(OF_SENSORS, quotas.figure_rows)], clock_ms, sys.maxsize)
+
+
+def shown_figure(
+    quotas: QuotaManager, name: str, entity: str, kind: QuotaKind = CONSUMER_BYTE_RATE
+) -> float | None:
+    """Return what a scrape has of a sensor under a name without prefix; None: it has nothing."""
+    exposed = CollectorRegistry()
+    table = OF_SENSORS._replace(figures={name: OF_SENSORS.figures[name]})
+    exposed.register(FigureCollector([(table, quotas.figure_rows)], lambda: 0.0, sys.maxsize))
+    labels = {"quota_entity": entity, "quota": str(kind)}
+    return exposed.get_sample_value(PREFIX + name, labels)
 
 
 class QuotaWorld(VirtualTime):

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import trustme
+from parts.quota_world import sensor_collector
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
+from metrics.clock import clock_ms
 from proxy.cluster.dial import upstream_context
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.progress.topics import TopicNames
@@ -311,12 +313,14 @@ async def open_lab(
     metrics = CollectorRegistry()
     instruments = Instruments(metrics, max_label_sets=100)
     settings, names = QuotaSettings(rules=rules), TopicNames()
+    quotas = QuotaManager(settings, instruments)
+    metrics.register(sensor_collector(quotas, clock_ms))
     new_usage = None if sample_every is None else lambda: ClientUsage(names, sample_every)
     services = Services(
         loop=loop,
         limits=limits or Limits(),
         mode=mode,
-        quotas=QuotaManager(settings, instruments),
+        quotas=quotas,
         reapers=Reapers(loop, instruments),
         instruments=instruments,
         max_pipes=512 if splice else 0,
