@@ -141,11 +141,11 @@ class BudgetShares:
             shared = self._budgets.get(budget)
             if shared is None:
                 waiting = sum(budget.budget_waits().values())
-                shared = _SharedBudget(budget, budget.metric.measure(now_ms), waiting)
+                shared = _SharedBudget(budget, budget.rate.measure(now_ms), waiting)
                 self._budgets[budget] = shared
             shared.active_clients += 1
             shared.in_line += budget is next(iter(waits), None)
-        around, rate = self._budgets[meter.charged[1]], meter.metric.measure(now_ms)
+        around, rate = self._budgets[meter.charged[1]], meter.rate.measure(now_ms)
         around.add(meter, _claim(meter), rate, waits=bool(waits))
 
     def settle(self) -> None:
@@ -175,7 +175,7 @@ class BudgetShares:
         around = self._around(meter)
         if around is None or (alike := around.parts.get(_claim(meter))) is None:
             return part
-        rate, waits = meter.metric.measure(now_ms), meter.budget_waits()
+        rate, waits = meter.rate.measure(now_ms), meter.budget_waits()
         lends = not waits and self._is_wanted(around)  # who waits itself leaves nothing
         return replace(
             part,
@@ -274,7 +274,7 @@ class SensorRow:
 
     def share(self, now_ms: float) -> float:
         """Return the part of its bound that is used."""
-        return self.meter.metric.measure(now_ms) / self.meter.shown_bound
+        return self.meter.rate.measure(now_ms) / self.meter.shown_bound
 
 
 def row_groups(

@@ -5,7 +5,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from metrics import Metric, MetricConfig, Quota, QuotaViolation, Rate, Sensor, WindowedSum
+from metrics import MetricConfig, Quota, QuotaViolation, Rate, Sensor, WindowedSum
 from metrics.clock import MS_PER_SECOND
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
@@ -168,14 +168,13 @@ class Meter(Sensor):
     """Whether other members may have sensors of the same entity, with parts of what it has."""
     lent: float = 0.0
     """What it, or what is charged to it, has lent of what its schedule has saved up."""
-    rate: Rate = field(default_factory=Rate)
-    metric: Metric = field(init=False)
+    rate: Rate = field(init=False)
     pacer: Pacer = field(init=False)
     gate: Gate = field(init=False)
 
     def __post_init__(self) -> None:
-        Sensor.__init__(self, sensor_name(self.kind, self.entity))
-        self.metric = self.add("rate_bytes", self.rate, MetricConfig())
+        self.rate = Rate(MetricConfig())
+        Sensor.__init__(self, sensor_name(self.kind, self.entity), self.rate)
         self.pacer = Pacer(self.rule.ceilings[self.kind], 0.0)
         self.gate = Gate(self.pacer, self._allowance_ms)
 
@@ -222,10 +221,10 @@ class Meter(Sensor):
         if self.leased is not None:
             self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
             self.pacer.carry_ms = math.inf  # with the least lease an answer may be owed for weeks
-        self.metric.config = MetricConfig(samples=settings.samples, window_ms=settings.window_ms)
+        self.rate.config = MetricConfig(samples=settings.samples, window_ms=settings.window_ms)
         self._keep(now_ms)
         if begins:
-            self.pacer.begin(self.metric.measure(now_ms), now_ms)
+            self.pacer.begin(self.rate.measure(now_ms), now_ms)
         is_budgeted = budget is not None or isinstance(rule, Budget)
         if self.leased is None and settings.burst_ms is None and not is_budgeted:
             self.pacer.strict_until_ms = min(self.pacer.strict_until_ms, now_ms + self.span_ms)
@@ -290,7 +289,7 @@ class Meter(Sensor):
             self.record(value, now_ms)
         except QuotaViolation as violation:
             self.violated = True
-            window_ms = self.window_ms(now_ms)
+            window_ms = self.rate.window_size_ms(now_ms)
             throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
         if hold_ms and (isinstance(self.rule, Budget) or self.leased is not None):
@@ -315,11 +314,11 @@ class Meter(Sensor):
         self.take_back(now_ms)
         if len(self.charged) > 1 or self.pacer.strict_until_ms == math.inf:
             return self.is_enforced and self._lends_saved(now_ms)
-        config, room = self.metric.config, self.room
-        if room is not None and room.is_over(config, now_ms):
-            room = self.room = self.rate.room(config, now_ms)  # type: ignore[misc]  # as in hold_ms
+        room = self.room
+        if room is not None and room.is_over(now_ms):
+            room = self.room = self.rate.room(now_ms)  # type: ignore[misc]  # as in hold_ms
         is_kept = self.is_enforced and not is_free
-        if is_kept or room is None or room.is_over(config, now_ms) or room.free < 1:
+        if is_kept or room is None or room.is_over(now_ms) or room.free < 1:
             return False
         self.lease = self.lease or Lease()
         self.lease.lend(room.free, now_ms + LEASE_MS)
@@ -363,8 +362,8 @@ class Meter(Sensor):
 
     def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
         """Record a hold; return whether throttling begins with it."""
-        self.holds = self.holds or WindowedSum()
-        self.holds.record(LAST_MINUTE, hold_ms, now_ms)
+        self.holds = self.holds or WindowedSum(LAST_MINUTE)
+        self.holds.record(hold_ms, now_ms)
         self.throttled += 1
         self.held_until_ms = max(self.held_until_ms, due_ms)
         begins, self.is_throttled = not self.is_throttled, True
@@ -378,10 +377,10 @@ class Meter(Sensor):
 
     def is_first_above(self, now_ms: float) -> bool:
         """Count a value above a bound that is not enforced; return if it is a second's first."""
-        self.above = self.above or WindowedSum()
+        self.above = self.above or WindowedSum(LAST_MINUTE)
         before, self.above_second = self.above_second, int(now_ms // MS_PER_SECOND)
         is_first = self.above_second != before
-        self.above.record(LAST_MINUTE, float(is_first), now_ms)
+        self.above.record(float(is_first), now_ms)
         self.violations += 1
         self.would_throttle += 1
         self.would_throttle_s += is_first
@@ -420,7 +419,7 @@ class Meter(Sensor):
     def has_history(self, now_ms: float) -> bool:
         """Return whether anything measured or owed still counts."""
         owed_ms = max(self.owed_ms(now_ms), self.pacer.due_ms - now_ms)
-        return owed_ms > 0 or self.gate.waiting > 0 or self.metric.measure(now_ms) > 0
+        return owed_ms > 0 or self.gate.waiting > 0 or self.rate.measure(now_ms) > 0
 
     def is_in_use(self, now_ms: float) -> bool:
         """Return whether forgetting it could give its clients anything.
@@ -478,12 +477,9 @@ class Meter(Sensor):
 
     def _allowance_ms(self, now_ms: float) -> float:
         """Return how much of the bound may pass at once before the formula finds it exceeded."""
-        free = 1.0 - self.metric.measure(now_ms) / self.pacer.bound
-        return min(free * self.window_ms(now_ms), self.pacer.allowance_ms(now_ms))
-
-    def window_ms(self, now_ms: float) -> float:
-        """Return the time over which its rate is measured."""
-        return self.rate.window_size_ms(self.metric.config, now_ms)
+        free = 1.0 - self.rate.measure(now_ms) / self.pacer.bound
+        window_ms = self.rate.window_size_ms(now_ms)
+        return min(free * window_ms, self.pacer.allowance_ms(now_ms))
 
     @property
     def is_adaptive(self) -> bool:
@@ -509,7 +505,7 @@ class Meter(Sensor):
     def _keep(self, now_ms: float) -> None:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
         bound, adaptive = self.bound, self.rule.adaptive
-        self.metric.config = replace(self.metric.config, quota=Quota(bound))
+        self.rate.config = replace(self.rate.config, quota=Quota(bound))
         is_lowered = self.kind is PRODUCER_BYTE_RATE or self.leased is not None
         kept = bound if is_lowered else self.rule.ceilings[self.kind]
         pacer, soon_ms = self.pacer, now_ms + self.span_ms
@@ -520,7 +516,7 @@ class Meter(Sensor):
             self.gate.poke(now_ms)
         elif kept < pacer.bound:
             forgives_ms = soon_ms if self.leased is None else math.inf
-            pacer.lower_bound(kept, self.metric.measure(now_ms), forgives_ms, now_ms)
+            pacer.lower_bound(kept, self.rate.measure(now_ms), forgives_ms, now_ms)
             self.gate.poke(now_ms)
         if adaptive is None or adaptive.batch_interval_ms is None or kept == bound:
             self.brake = None

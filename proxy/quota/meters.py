@@ -17,7 +17,7 @@ OF_SENSORS = FigureTable(
     {
         "rate_bytes": (
             "Measured rate of a quota's entity: bytes per second, or percent.",
-            lambda meter, now_ms: meter.metric.measure(now_ms),
+            lambda meter, now_ms: meter.rate.measure(now_ms),
         ),
         "bound_bytes": (
             "Bound that the quota sets for the measured value, in the same unit.",
@@ -183,7 +183,7 @@ class Meters:
         """Yield each sensor with what it measures, for a fraction of the cost of `rows`."""
         self.take_all_back(clock_ms)
         for meter in self.registry:
-            yield meter, meter.metric.measure(clock_ms())
+            yield meter, meter.rate.measure(clock_ms())
 
     def figure_rows(self) -> FigureRows:
         """Return the sensors with their labels; who has gone when it is its turn is left out."""

@@ -217,7 +217,7 @@ def test_a_budget_that_is_not_enforced_is_measured():
     assert world.rate("n1") > 100
     assert world.rate("n2") == pytest.approx(20, rel=0.05)
     (meter,) = (each for each in world.quotas.registry if each.entity == "budget=seen")
-    assert meter.metric.measure(END_MS) > 100 * MB
+    assert meter.rate.measure(END_MS) > 100 * MB
     assert meter.above is not None
 
 

@@ -32,7 +32,7 @@ class ManagerWorld(QuotaWorld):
         )
 
     def tell(self, meter, throttled, now_ms):
-        rate, bound = meter.metric.measure(now_ms), meter.shown_bound
+        rate, bound = meter.rate.measure(now_ms), meter.shown_bound
         self.states.append((meter.entity, meter.kind, meter.rule, throttled, rate, bound))
 
     def update(self, *rules: Rule):

@@ -182,7 +182,7 @@ def test_a_visit_to_an_observed_quota_is_measured():
     client = made.client_quotas()
     assert made.quotas.charge_visit(CLIENT, "ip", CONSUMER, 5e6, made.now_ms) == 0
     (meter,) = made.quotas.registry
-    assert meter.metric.measure(made.now_ms) > 0
+    assert meter.rate.measure(made.now_ms) > 0
     assert client.charge(CONSUMER, 1.0, made.now_ms) is None
 
 
