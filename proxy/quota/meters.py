@@ -91,8 +91,6 @@ class Meters:
         self._instruments = instruments
         self.registry: Registry[Meter] = Registry()
         """All of them by `sensor_name`; they expire only through `expiring`."""
-        self.max_sensors = 0
-        """With so many there is no room for another client's. It never becomes less."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
         """Called once per rule and kind when clients share its sensor `other`."""
         self.on_state: Callable[[Meter, bool, float], None] = lambda *_: None
@@ -142,7 +140,6 @@ class Meters:
         for lease in self._lent.values():
             lease.end()
         self.settings = settings
-        self.max_sensors = max(self.max_sensors, settings.max_sensors)
         self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
         self._instruments.throttling_paused.set(bool(self.table.pauses))
         self.generation += 1
@@ -329,8 +326,6 @@ class Meters:
         return meter
 
     def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
-        # Only sensors whose number the rules decide get here without room: they must be measured.
-        self.max_sensors = max(self.max_sensors, len(self.registry) + 1)
         meter = Meter(kind, entity, rule, self._adapted.get(sensor_name(kind, entity)))
         self.registry.add(meter, now_ms)
         return meter
@@ -341,11 +336,7 @@ class Meters:
         of_address = most if address is None else max(most // ADDRESS_PARTS, 1)
 
         def has_room() -> bool:
-            return (
-                len(self._quiet[kind]) < most
-                and self._of_address[kind, address] < of_address
-                and len(self.registry) < self.max_sensors
-            )
+            return len(self._quiet[kind]) < most and self._of_address[kind, address] < of_address
 
         return has_room() or any(has_room() for _ in self._dropping_quiet(kind, now_ms))
 
