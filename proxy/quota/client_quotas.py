@@ -52,6 +52,8 @@ class ClientQuotas:
     before: dict[QuotaKind, Meter] = field(default_factory=dict)
     """What measured its traffic until the latest update: a new sensor has not seen that."""
     longest_hold_ms: float = math.inf
+    sharing: frozenset[QuotaKind] = frozenset()
+    """Of which, as of its last request, it shares a sensor, as there is no room for its own."""
     topic_kinds: frozenset[QuotaKind] = frozenset()
     """What rules bound of some topics, more than `matches` does."""
     topic_meters: dict[tuple[QuotaKind, str], Meter | None] = field(default_factory=dict)
@@ -352,7 +354,8 @@ class ClientQuotas:
                 if each is before or each not in known:
                     each.inherit(owed, before.owed_ms(now_ms), now_ms)
         self.meters[kind] = meter
-        self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
+        meter.used_by = self.identity
+        self.sharing = self.sharing | {kind} if meter.is_overflow else self.sharing - {kind}
         return meter
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:
@@ -365,7 +368,6 @@ class ClientQuotas:
         self.users -= 1
         if self.users == 0:
             self.handles.pop(self.identity, None)
-            self.sensors.forget(self.identity)
 
     def resolve(self) -> None:
         """Find the rules that match anew."""
@@ -380,5 +382,4 @@ class ClientQuotas:
             kind for kind in FORESEEN_KINDS if table.rule_by_topic(kind, self.identity)
         )
         self.is_charged_first = not FORESEEN_KINDS.issuperset(self.matches)
-        if self.users:
-            self.sensors.note_rules(self.identity, self.matches)
+        self.sharing = self.sharing.intersection(self.matches)

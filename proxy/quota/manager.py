@@ -5,6 +5,7 @@ And what clients owe, told from one member to another.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from metrics import Instruments
@@ -79,6 +80,10 @@ class QuotaManager(Meters):
         """Of sensors not there yet, by their names: until when they owe, and hold what comes, in ms
         of the clock. Bounded: the first make room."""
         self.on_new = self._settle
+        instruments.unbounded_clients.set_function(lambda: len(self.unbounded()))
+        for kind in QuotaKind:
+            count = partial(self._count_sharing, kind)
+            instruments.overflow_clients.labels(str(kind)).set_function(count)
 
     def client(self, identity: ClientIdentity, address: str | None = None) -> ClientQuotas:
         """Return the client's handle, the same for all its connections; `close` it when done."""
@@ -96,7 +101,11 @@ class QuotaManager(Meters):
 
     def unbounded(self) -> list[ClientIdentity]:
         """Return connected clients that no rule bounds as of their last request or `settling`."""
-        return list(self._unbounded)
+        return [identity for identity, each in self._clients.items() if not each.matches]
+
+    def _count_sharing(self, kind: QuotaKind) -> int:
+        """Return how many connected clients share a sensor, as there is no room for their own."""
+        return sum(kind in each.sharing for each in self._clients.values())
 
     def settling(self) -> Iterator[bool]:
         """Look up the rules of clients that were silent since the last update; run it every second.

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from metrics import Instruments, Registry
@@ -105,13 +105,6 @@ class Meters:
             kind: OrderedDict() for kind in QuotaKind
         }
         self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
-        # Connected clients without a sensor of their own as of their last request, in the order in
-        # which they came; a set would have none.
-        self._unbounded: dict[ClientIdentity, None] = {}
-        self._sharing: dict[QuotaKind, dict[ClientIdentity, None]] = {k: {} for k in QuotaKind}
-        instruments.unbounded_clients.set_function(self._unbounded.__len__)
-        for kind, sharing in self._sharing.items():
-            instruments.overflow_clients.labels(str(kind)).set_function(sharing.__len__)
         self._lent: dict[Meter, Lease] = {}
         self.on_lent: Callable[[], None] = lambda: None
         """Called when there is the first lease to take back."""
@@ -291,29 +284,6 @@ class Meters:
         budget = rule.share.budget
         enforced = self.settings.enforce and budget.enforce
         return self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
-
-    def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
-        """Record which kinds of a connected client's traffic a rule bounds."""
-        if bounded:
-            self._unbounded.pop(client, None)
-        else:
-            self._unbounded[client] = None
-        for kind, sharing in self._sharing.items():
-            if kind not in bounded:
-                sharing.pop(client, None)
-
-    def note_sensor(self, client: ClientIdentity, meter: Meter, *, is_connected: bool) -> None:
-        """Record which sensor a client uses, for a kind of quota."""
-        meter.used_by = client
-        if not meter.is_overflow:
-            self._sharing[meter.kind].pop(client, None)
-        elif is_connected:
-            self._sharing[meter.kind][client] = None
-
-    def forget(self, client: ClientIdentity) -> None:
-        """Drop a client that nobody has any more."""
-        for clients in (self._unbounded, *self._sharing.values()):
-            clients.pop(client, None)
 
     def _overflow(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
         entity = self.table.overflow_entity(kind, match)
