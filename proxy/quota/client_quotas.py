@@ -328,7 +328,7 @@ class ClientQuotas:
     def pace_immediately(self, kind: QuotaKind, now_ms: float) -> None:
         """Keep the bound by schedule for a while: others that measured the client let it pass."""
         meter = self._meter(kind, now_ms)
-        if meter is not None and meter.is_enforced:
+        if meter is not None:
             meter.share(now_ms)
 
     def joined(self, session_timeout_ms: float) -> None:

@@ -144,8 +144,7 @@ class QuotaManager(Meters):
             quotas.close()
         if meter is None:
             return 0.0
-        if meter.is_enforced:
-            meter.share(now_ms)
+        meter.share(now_ms)
         return meter.debt_ms(now_ms)
 
     def owe(self, client: ClientIdentity, kind: QuotaKind, owed_ms: float, now_ms: float) -> None:
@@ -191,7 +190,7 @@ class QuotaManager(Meters):
         """Keep bounds by schedule for a while, in small steps, as others measured the clients."""
         for meter in self.registry:
             client = meter.used_by
-            if client is not None and meter.is_enforced and covers(client):
+            if client is not None and covers(client):
                 meter.share(clock_ms())
             yield
 

@@ -469,7 +469,7 @@ class Meter(Sensor):
 
     def share(self, now_ms: float) -> None:
         """Keep the bound, but of time, by schedule while a rate looks back: others measure, too."""
-        if not self.kind.is_time:
+        if self.is_enforced and not self.kind.is_time:
             self.pacer.pace_immediately(now_ms + self.span_ms, now_ms)
 
     def _braked_ms(self, now_ms: float) -> float:

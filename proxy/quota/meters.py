@@ -259,10 +259,10 @@ class Meters:
                 self._quiet[kind][meter.name] = now_ms + self.settings.span_ms, address
         if meter.generation != self.generation:
             meter.take_back(now_ms)
-            is_new, enforced = meter.generation < 0, match.enforced
+            is_new = meter.generation < 0
             meter.follow(
                 *(rule, self.settings, self.generation, now_ms),
-                enforced=enforced,
+                enforced=match.enforced,
                 budget=self._budget(kind, rule, now_ms),
                 is_divided=self.is_divided(rule),
             )
@@ -271,7 +271,7 @@ class Meters:
             elif self.leased.get(meter.name) is not meter:
                 self.leased[meter.name] = meter
                 self.on_leased()
-            if is_new and enforced and (paces or self.paces_new):
+            if is_new and (paces or self.paces_new):
                 meter.share(now_ms)
             if is_new:
                 self.on_new(meter, now_ms)
