@@ -6,7 +6,7 @@ Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monoto
 from .exposition import join_scrapes
 from .instruments import BoundedLabels, Instruments, MemberInstruments, UsageInstruments
 from .lock_free import CounterChild, HistogramChild
-from .sensor import QuotaViolation, Registry, Sensor
+from .sensor import QuotaViolation, Sensor
 from .stats import MetricConfig, Quota, Rate, WindowedSum
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Quota",
     "QuotaViolation",
     "Rate",
-    "Registry",
     "Sensor",
     "UsageInstruments",
     "WindowedSum",

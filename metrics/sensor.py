@@ -1,12 +1,6 @@
-"""Record a value once and keep every stat made of it, and their quotas, up to date.
-
-Sensors are kept by name, and only while they are in use.
-"""
+"""Record a value once and keep every stat made of it, and their quotas, up to date."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Generic, TypeVar
 
 from .stats import Room, WindowedSum
 
@@ -30,14 +24,12 @@ class QuotaViolation(Exception):  # noqa: N818 - Kafka's word; it is an outcome,
 class Sensor:
     """Stats fed by the same values; it expires `DEFAULT_EXPIRY_MS` after the last one."""
 
-    __slots__ = ("last_record_ms", "name", "retired", "room", "stats")
+    __slots__ = ("last_record_ms", "name", "room", "stats")
 
     def __init__(self, name: str, *stats: WindowedSum) -> None:
         self.name = name
         self.stats = stats
         self.last_record_ms = 0.0
-        self.retired = False
-        """True once a registry has let it go: who holds it must ask for a new one."""
         self.room: Room | None = None
         """Of the only stat; None when there are more, or it knows none."""
 
@@ -63,39 +55,3 @@ class Sensor:
     def is_expired(self, now_ms: float) -> bool:
         """Return whether no value has come for so long that it may go."""
         return now_ms - self.last_record_ms >= DEFAULT_EXPIRY_MS
-
-
-S = TypeVar("S", bound=Sensor)
-
-
-class Registry(Generic[S]):
-    """Sensors by name.
-
-    A sensor that is held beyond one call may have been removed meanwhile; `Sensor.retired` tells.
-    """
-
-    def __init__(self) -> None:
-        self._sensors: dict[str, S] = {}
-
-    def get(self, name: str) -> S | None:
-        """Return the sensor of that name, or None."""
-        return self._sensors.get(name)
-
-    def add(self, sensor: S, now_ms: float) -> None:
-        """Keep a sensor, of whose name there must be no other one; it is idle from now on."""
-        sensor.last_record_ms = now_ms
-        self._sensors[sensor.name] = sensor
-
-    def remove(self, name: str) -> None:
-        """Remove the sensor of that name, which there must be."""
-        self._sensors.pop(name).retired = True
-
-    def __iter__(self) -> Iterator[S]:
-        """Iterate over the sensors of this moment, but for those that have gone when it is theirs.
-
-        Changes during the loop are safe.
-        """
-        return (each for each in tuple(self._sensors.values()) if not each.retired)
-
-    def __len__(self) -> int:
-        return len(self._sensors)

@@ -448,7 +448,7 @@ class ClientDocuments:
                     shown.add(RowGroup(each))
             yield None
         found.groups, found.next = shown.rows(), shown.next()
-        budgets = shares.rows(self._quotas.table.budgets, self._quotas.registry)
+        budgets = shares.rows(self._quotas.table.budgets, self._quotas.by_name)
         found.budgets = [BUDGET.document(row, self._parts.now()) for row in budgets]
         yield from found.add_connected(self._quotas, self._is_visitor, clock_ms())
         yield found

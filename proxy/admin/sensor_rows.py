@@ -5,11 +5,10 @@ active wanted more than there is.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
-from metrics import Registry
 from proxy.admin.document_models import rate_text
 from proxy.quota.entities import TRAFFIC_KINDS, ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -186,7 +185,7 @@ class BudgetShares:
         )
 
     def rows(
-        self, budgets: Iterable[tuple[Budget, float]], sensors: Registry[Meter]
+        self, budgets: Iterable[tuple[Budget, float]], sensors: Mapping[str, Meter]
     ) -> Iterator[BudgetRow]:
         """Yield the rates of budgets, given with what each guarantees in all."""
         for budget, guaranteed in budgets:
@@ -289,7 +288,7 @@ def row_groups(
     """
     quotas.take_all_back(clock_ms)
     shares = BudgetShares() if shares is None else shares
-    for meter in quotas.registry if quotas.table.budgets else ():
+    for meter in quotas.iter_meters() if quotas.table.budgets else ():
         shares.add(meter, clock_ms())
         yield []
     shares.settle()
@@ -318,12 +317,12 @@ def row_groups(
         return [each.name for each in own] + left
 
     walked: set[str] = set()
-    for meter in quotas.registry:
+    for meter in quotas.iter_meters():
         rows: list[SensorRow] = []
         if meter.name not in walked and not isinstance(meter.rule, Budget):
             # Each once, the sensor itself always.
             for name in dict.fromkeys((meter.name, *beside(meter.name, meter.entity))):
-                found = quotas.registry.get(name)
+                found = quotas.by_name.get(name)
                 if found is not None and name not in walked:
                     clients = (first[name], *more.get(name, ())) if name in first else ()
                     part = shares.part(found, clock_ms())

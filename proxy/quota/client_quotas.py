@@ -114,12 +114,12 @@ class ClientQuotas:
 
     def topic_sensor(self, kind: QuotaKind, topic: str) -> Meter | None:
         """Return the sensor that a topic has, or would have without room for another one."""
-        table, registry = self.sensors.table, self.sensors.registry
+        table, by_name = self.sensors.table, self.sensors.by_name
         match = table.match_topic(kind, self.identity, topic)
         if match is None:
             return None
-        meter = registry.get(sensor_name(kind, match.entity))
-        return meter or registry.get(sensor_name(kind, table.overflow_entity(kind, match)))
+        meter = by_name.get(sensor_name(kind, match.entity))
+        return meter or by_name.get(sensor_name(kind, table.overflow_entity(kind, match)))
 
     def named_topics(self, kind: QuotaKind) -> tuple[str, ...]:
         """Return the topics that rules name for this client, and how those begin of prefixes."""
@@ -133,7 +133,7 @@ class ClientQuotas:
         starts = (*names, *(f"{OTHER},{rule.shared_entity}" for rule in rules))
         return [
             each
-            for each in self.sensors.registry
+            for each in self.sensors.iter_meters()
             if each.kind is kind and each.entity.startswith(starts) and each.rule.is_by_topic
         ]
 

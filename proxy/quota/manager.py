@@ -172,7 +172,7 @@ class QuotaManager(Meters):
 
         Also what is kept for sensors that are not there; None for a step without a debt.
         """
-        for meter in self.registry:
+        for meter in self.iter_meters():
             client, now_ms, owed_ms = meter.used_by, clock_ms(), 0.0
             if not meter.is_overflow and meter.leased is None:
                 owed_ms = meter.debt_ms(now_ms)
@@ -188,7 +188,7 @@ class QuotaManager(Meters):
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock
     ) -> Iterator[None]:
         """Keep bounds by schedule for a while, in small steps, as others measured the clients."""
-        for meter in self.registry:
+        for meter in self.iter_meters():
             client = meter.used_by
             if client is not None and covers(client):
                 meter.share(clock_ms())
@@ -201,7 +201,7 @@ class QuotaManager(Meters):
 
     def _owe(self, debt: Debt, now_ms: float) -> None:
         """Have a sensor owe, now or once it is there; an earlier time than is known is ignored."""
-        meter, pending = self.registry.get(debt.name), self._pending
+        meter, pending = self.by_name.get(debt.name), self._pending
         if meter is not None:
             meter.owe(debt.owed_ms, debt.held_ms, now_ms)
         elif debt.owed_ms > 0:

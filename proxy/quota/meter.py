@@ -114,6 +114,8 @@ class Meter(Sensor):
     """Of a query's reading it counts only under an adaptive rule."""
     brake: AdaptivePacer | None = None
     """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
+    retired: bool = False
+    """Whether it is kept no more: who holds it must ask for a new one."""
     is_overflow: bool = False
     """Whether clients share it that have no place of their own."""
     generation: int = -1
@@ -527,5 +529,5 @@ class Meter(Sensor):
 
 
 def sensor_name(kind: QuotaKind, entity: str) -> str:
-    """Return the name of an entity's sensor in the registry."""
+    """Return the name of an entity's sensor."""
     return f"{kind}:{entity}"

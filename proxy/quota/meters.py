@@ -5,7 +5,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from metrics import Instruments, Registry
+from metrics import Instruments
 from metrics.exposition import FigureRows, FigureTable
 
 from .entities import ClientIdentity, QuotaKind
@@ -89,7 +89,7 @@ class Meters:
 
     def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
         self._instruments = instruments
-        self.registry: Registry[Meter] = Registry()
+        self.by_name: dict[str, Meter] = {}
         """All of them by `sensor_name`; they expire only through `expiring`."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
         """Called once per rule and kind when clients share its sensor `other`."""
@@ -137,7 +137,7 @@ class Meters:
         self._instruments.throttling_paused.set(bool(self.table.pauses))
         self.generation += 1
         self._overflowed: set[str] = set()
-        for meter in self.registry:
+        for meter in self.iter_meters():
             if meter.gate.has_turns:  # few have, of ten thousand
                 meter.gate.open()
         self.on_update()
@@ -165,19 +165,23 @@ class Meters:
         self._adapted.pop(name, None)
         if reason is not None:
             self._adapted[name] = AdaptedBound(bound, reason)
-        if meter := self.registry.get(name):
+        if meter := self.by_name.get(name):
             meter.take_back(now_ms)
             meter.adapt(self._adapted.get(name), now_ms)
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[tuple[Meter, float]]:
         """Yield each sensor with what it measures, for a fraction of the cost of `rows`."""
         self.take_all_back(clock_ms)
-        for meter in self.registry:
+        for meter in self.iter_meters():
             yield meter, meter.rate.measure(clock_ms())
+
+    def iter_meters(self) -> Iterator[Meter]:
+        """Yield the sensors of this moment, but for those that have gone when it is theirs."""
+        return (each for each in tuple(self.by_name.values()) if not each.retired)
 
     def figure_rows(self) -> FigureRows:
         """Return the sensors with their labels; who has gone when it is its turn is left out."""
-        return (((each.entity, str(each.kind)), each) for each in self.registry)
+        return (((each.entity, str(each.kind)), each) for each in self.iter_meters())
 
     def lends(self, meter: Meter, now_ms: float) -> bool:
         """Have a sensor lend what it has room for; return whether it does. See `Meter.lends`."""
@@ -208,7 +212,7 @@ class Meters:
 
         A hold that is cut short counts in full, and none where the sensor has gone meanwhile.
         """
-        meter = self.registry.get(sensor_name(charge.kind, charge.entity))
+        meter = self.by_name.get(sensor_name(charge.kind, charge.entity))
         if meter is None:
             return
         if meter.held(hold_ms, charge.due_ms, now_ms):
@@ -226,7 +230,7 @@ class Meters:
 
     def expiring(self, now_ms: float) -> Iterator[bool]:
         """Drop sensors that are idle for an hour or of no rule, in steps: yield if one goes."""
-        for meter in self.registry:
+        for meter in self.iter_meters():
             # A handle in use renews its sensors at the next charge. One that does not has nothing
             # to lose as soon as the history is empty.
             is_outdated = meter.generation != self.generation
@@ -249,7 +253,7 @@ class Meters:
         `paces`: a new one paces from its first byte, as its client was measured by another one.
         """
         rule = match.rule
-        meter = self.registry.get(sensor_name(kind, match.entity))
+        meter = self.by_name.get(sensor_name(kind, match.entity))
         if meter is None and rule.is_open and not self._make_room(kind, address, now_ms):
             meter = self._overflow(kind, match, now_ms)
         elif meter is None:
@@ -291,13 +295,14 @@ class Meters:
         if name not in self._overflowed:
             self._overflowed.add(name)
             self.on_overflow(match.rule, kind)
-        meter = self.registry.get(name) or self._create(kind, entity, match.rule, now_ms)
+        meter = self.by_name.get(name) or self._create(kind, entity, match.rule, now_ms)
         meter.is_overflow = True
         return meter
 
     def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
         meter = Meter(kind, entity, rule, self._adapted.get(sensor_name(kind, entity)))
-        self.registry.add(meter, now_ms)
+        meter.last_record_ms = now_ms  # type: ignore[misc]  # a slot of Sensor
+        self.by_name[meter.name] = meter
         return meter
 
     def _make_room(self, kind: QuotaKind, address: str | None, now_ms: float) -> bool:
@@ -317,8 +322,7 @@ class Meters:
             name, (quiet_ms, address) = next(iter(quiet.items()))
             if quiet_ms > now_ms:
                 return
-            meter = self.registry.get(name)
-            assert meter is not None
+            meter = self.by_name[name]
             is_in_use = meter.is_in_use(now_ms) or name in self._throttled
             if is_in_use and not meter.is_expired(now_ms):
                 quiet[name] = now_ms + self.settings.span_ms, address
@@ -329,7 +333,8 @@ class Meters:
 
     def _drop(self, meter: Meter, now_ms: float) -> None:
         """Forget a sensor."""
-        self.registry.remove(meter.name)
+        del self.by_name[meter.name]
+        meter.retired = True
         meter.take_back(now_ms)
         self._lent.pop(meter, None)
         self.leased.pop(meter.name, None)

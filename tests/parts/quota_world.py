@@ -12,7 +12,7 @@ from metrics.exposition import PREFIX, FigureCollector
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import NS_PER_MS, Lease
+from proxy.quota.meter import NS_PER_MS, Lease, Meter
 from proxy.quota.meters import OF_SENSORS, Clock
 from proxy.quota.rules import QuotaSettings, Rule
 
@@ -43,9 +43,12 @@ class QuotaWorld(VirtualTime):
         self.prometheus = CollectorRegistry()
         self.instruments = Instruments(self.prometheus, max_label_sets=settings.max_client_entities)
         self.quotas = QuotaManager(settings, self.instruments)
-        self.sensors = self.quotas.registry
         for name, listener in listeners.items():
             setattr(self.quotas, name, listener)
+
+    @property
+    def sensors(self) -> list[Meter]:
+        return list(self.quotas.iter_meters())
 
     def client_quotas(
         self, client_id: str | None = "c", user: str | None = None, listener: str = "default"

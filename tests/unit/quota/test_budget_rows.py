@@ -31,7 +31,7 @@ class Rows:
         self.by_client = {
             row.entity.partition("=")[2]: row for row in self.all if row.kind is CONSUMER
         }
-        rows = shares.rows(world.quotas.table.budgets, world.quotas.registry)
+        rows = shares.rows(world.quotas.table.budgets, world.quotas.by_name)
         now = Moment(0.0, world.loop.now_ms)
         shown = [SimpleNamespace(**BUDGET.document(row, now)) for row in rows]
         self.budgets = {row.name: row for row in shown if row.quota == CONSUMER}
