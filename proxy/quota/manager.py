@@ -73,13 +73,14 @@ class QuotaManager(Meters):
     """
 
     def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
-        super().__init__(settings, instruments)
+        super().__init__(settings)
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
         self._settled = self.generation
         self._pending: dict[str, Debt] = {}
         """Of sensors not there yet, by their names: until when they owe, and hold what comes, in ms
         of the clock. Bounded: the first make room."""
         self.on_new = self._settle
+        instruments.throttling_paused.set_function(lambda: bool(self.table.pauses))
         instruments.unbounded_clients.set_function(lambda: len(self.unbounded()))
         for kind in QuotaKind:
             count = partial(self._count_sharing, kind)

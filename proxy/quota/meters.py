@@ -5,7 +5,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from metrics import Instruments
 from metrics.exposition import FigureRows, FigureTable
 
 from .entities import ClientIdentity, QuotaKind
@@ -87,8 +86,7 @@ class Meters:
     together, never unmetered. So do those of an address that has more than its part of the places.
     """
 
-    def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
-        self._instruments = instruments
+    def __init__(self, settings: QuotaSettings) -> None:
         self.by_name: dict[str, Meter] = {}
         """All of them by `sensor_name`; they expire only through `expiring`."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
@@ -134,7 +132,6 @@ class Meters:
             lease.end()
         self.settings = settings
         self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
-        self._instruments.throttling_paused.set(bool(self.table.pauses))
         self.generation += 1
         self._overflowed: set[str] = set()
         for meter in self.iter_meters():
