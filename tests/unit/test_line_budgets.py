@@ -27,16 +27,16 @@ BUDGETS = {
     "proxy/onboarding": Budget(970, 700),
     "proxy/queries": Budget(830, 650),
     "proxy/admin": Budget(6510, 4250),
-    "proxy/config": Budget(2580, 2150),
+    "proxy/config": Budget(2576, 2150),
     "proxy/relay": Budget(6645, 4300),
     "proxy/usage": Budget(1000, 1000),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2525, 1950),
-    "proxy/quota": Budget(5700, 3100),
+    "proxy/quota": Budget(5622, 3100),
     "proxy/progress": Budget(3740, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5525, 4430
+        5379, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(835, 650),
     "proxy/spark/usage": Budget(1575, 900),
