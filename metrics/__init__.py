@@ -6,22 +6,19 @@ Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monoto
 from .exposition import join_scrapes
 from .instruments import BoundedLabels, Instruments, MemberInstruments, UsageInstruments
 from .lock_free import CounterChild, HistogramChild
-from .sensor import Metric, QuotaViolation, Registry, Sensor
-from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
+from .sensor import QuotaViolation, Sensor
+from .stats import MetricConfig, Quota, Rate, WindowedSum
 
 __all__ = [
     "BoundedLabels",
-    "Count",
     "CounterChild",
     "HistogramChild",
     "Instruments",
     "MemberInstruments",
-    "Metric",
     "MetricConfig",
     "Quota",
     "QuotaViolation",
     "Rate",
-    "Registry",
     "Sensor",
     "UsageInstruments",
     "WindowedSum",

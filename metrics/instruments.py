@@ -24,9 +24,6 @@ REQUEST_BUCKETS_S = (
 )
 LOOP_LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-PER_SENSOR = "quota_entity*, quota"
-"""The labels of what is counted for a sensor."""
-
 _SAMPLED = "Of one request in 67 of an API, and of those that come 0.25 s after the last one."
 
 M = TypeVar("M")
@@ -95,23 +92,16 @@ class BoundedLabels(Collector, Generic[M]):
         """Return all children by their values, those with OTHER too."""
         return [*self.children.items(), *self._others.items()]
 
-    def forget(self, **labels: str) -> int:
-        """Drop the sets with these values, of all labels or all but the last one; return how many.
+    def forget(self, *values: str) -> int:
+        """Drop the sets with these values of all labels but the last one; return how many.
 
-        A child that somebody still has is no longer exposed. Raises ValueError for other names.
+        A child that somebody still has is no longer exposed.
         """
-        names = self._label_names[: len(labels)]
-        if len(names) < len(self._label_names) - 1 or set(names) != set(labels):
-            raise ValueError(f"{sorted(labels)} are not {self._label_names}, nor all but the last")
-        first = tuple(labels[name] for name in self._label_names[:-1])
-        last = self.last_values.get(first, {})
-        wanted = labels.get(self._label_names[-1])
-        gone = list(last) if wanted is None else [wanted] if wanted in last else []
+        if len(values) != len(self._label_names) - 1:
+            raise ValueError(f"{len(values)} label values for all but one of {self._label_names}")
+        gone = self.last_values.pop(values, {})
         for value in gone:
-            del last[value]
-            del self.children[*first, value]
-        if not last:
-            self.last_values.pop(first, None)
+            del self.children[*values, value]
         return len(gone)
 
     def describe(self) -> Iterable[Family]:
@@ -152,12 +142,6 @@ def lock_free(make: Callable[[str], M], meaning: str, labels: str) -> BoundedLab
     A star is behind those labels whose values clients choose.
     """
     return cast(BoundedLabels[M], _Declared(make, meaning, labels, {}, is_bounded=True))
-
-
-def bounded(kind: Callable[..., M], meaning: str, labels: str, **options: Any) -> BoundedLabels[M]:
-    """Declare one with children of prometheus_client; its labels are as those of `lock_free`."""
-    make = partial(kind, documentation=meaning, registry=None, **options)
-    return lock_free(make, meaning, labels)
 
 
 gauge, counter = partial(plain, Gauge), partial(plain, Counter)
@@ -206,32 +190,13 @@ class Instruments(Declarations):
         CounterChild, "Bytes relayed to and from clients.", "listener, user*, client_id*, api"
     )
     requests_total = lock_free(CounterChild, "Requests received from clients.", "api*, version*")
-    violations_total = bounded(Counter, "Measurements that exceeded a quota.", PER_SENSOR)
-    throttled_responses_total = bounded(
-        Counter, "Responses held back, and requests kept waiting, to keep a quota.", PER_SENSOR
-    )
-    expected_throttling = bounded(
-        Gauge, "1 where the rule says that being held to the quota is expected.", PER_SENSOR
-    )
-    guaranteed_bytes = bounded(
-        Gauge, "Bytes per second that a quota's entity is guaranteed of its budget.", PER_SENSOR
-    )
-    would_throttle_total = bounded(
-        Counter, "Measurements that exceeded a quota which is not enforced.", PER_SENSOR
-    )
-    would_throttle_seconds_total = bounded(
-        Counter,
-        "Seconds in which a measurement exceeded a quota which is not enforced.",
-        PER_SENSOR,
-    )
-    ledger_completion_seconds = bounded(
-        Histogram,
+    ledger_completion_seconds = lock_free(
+        partial(HistogramChild, bounds=COMPLETION_BUCKETS_S),
         "Time from the start of a source batch until all that came of it is done.",
         "pipeline*",
-        buckets=COMPLETION_BUCKETS_S,
     )
-    ledger_failed_total = bounded(
-        Counter, "Source batches that were not finished, by reason.", "pipeline*, reason"
+    ledger_failed_total = lock_free(
+        CounterChild, "Source batches that were not finished, by reason.", "pipeline*, reason"
     )
     broker_seconds = request_part(
         "Time from sending a request on to reading the head of its response."

@@ -1,4 +1,4 @@
-"""Names of members: a worker's number, in a tier with its machine before it."""
+"""Names of members of a tier: a worker's number, with its machine before it."""
 
 MACHINE_SEPARATOR = "/"
 
@@ -6,9 +6,9 @@ ONLY_MEMBER = "0"
 """The name of a process without workers."""
 
 
-def member_name(number: int, machine: str | None) -> str:
-    """Return the name of a worker as a member, by itself or with its machine in a tier."""
-    return str(number) if machine is None else f"{machine}{MACHINE_SEPARATOR}{number}"
+def member_name(number: int, machine: str) -> str:
+    """Return the name of a worker as a member of a tier."""
+    return f"{machine}{MACHINE_SEPARATOR}{number}"
 
 
 def machine_of(member: str) -> str:

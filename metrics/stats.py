@@ -83,22 +83,22 @@ class Sample:
 class Room:
     """What a sum takes in without a measurement until a sample is complete or obsolete."""
 
-    __slots__ = ("_config", "_end_ms", "_sample", "free")
+    __slots__ = ("_config", "_end_ms", "_sample", "_stat", "free")
 
-    def __init__(self, config: MetricConfig, sample: Sample, end_ms: float, free: float) -> None:
-        self._config = config
+    def __init__(self, stat: WindowedSum, sample: Sample, end_ms: float, free: float) -> None:
+        self._stat, self._config = stat, stat.config
         self._sample = sample
         self._end_ms = end_ms
         self.free = free
         """What is left of it."""
 
-    def is_over(self, config: MetricConfig, now_ms: float) -> bool:
-        """Return whether its time has come, or the metric has another configuration now."""
-        return now_ms >= self._end_ms or config is not self._config
+    def is_over(self, now_ms: float) -> bool:
+        """Return whether its time has come, or the stat has another configuration now."""
+        return now_ms >= self._end_ms or self._stat.config is not self._config
 
-    def record(self, config: MetricConfig, value: float, now_ms: float) -> bool:
+    def record(self, value: float, now_ms: float) -> bool:
         """Record `value` as the stat itself does if that keeps the quota; return whether so."""
-        if value > self.free or now_ms >= self._end_ms or config is not self._config:
+        if value > self.free or now_ms >= self._end_ms or self._stat.config is not self._config:
             return False
         sample = self._sample
         self.free -= value
@@ -111,9 +111,13 @@ class Room:
 class WindowedSum:
     """The sum of the recent values, in a ring of samples; 0 when there are none."""
 
-    __slots__ = ("_current", "_earliest_event_ms", "_oldest_start_ms", "_samples")
+    __slots__ = ("_current", "_earliest_event_ms", "_oldest_start_ms", "_samples", "config")
 
-    def __init__(self) -> None:
+    def __init__(self, config: MetricConfig) -> None:
+        self.config = config
+        """May be replaced at any time: a new quota holds at once and the history stays. New
+        samples or windows hold for what comes; the old history has gone after `samples` windows.
+        """
         self._samples: list[Sample] = []
         self._current = 0
         # Both are kept up to date by _refresh(), so that a record between two rollovers needs
@@ -121,37 +125,38 @@ class WindowedSum:
         self._oldest_start_ms = math.inf
         self._earliest_event_ms = math.inf
 
-    def record(self, config: MetricConfig, value: float, now_ms: float) -> None:
+    def record(self, value: float, now_ms: float) -> None:
         """Add `value` to the current sample; first start a new one if that is complete."""
+        config = self.config
         sample = self._samples[self._current] if self._samples else self._append(now_ms)
         if now_ms - sample.start_ms >= config.window_ms or (
             config.event_window is not None and sample.events >= config.event_window
         ):
-            sample = self._advance(config, now_ms)
+            sample = self._advance(now_ms)
         sample.value += value
         sample.events += 1
         sample.last_event_ms = now_ms
 
-    def measure(self, config: MetricConfig, now_ms: float) -> float:
+    def measure(self, now_ms: float) -> float:
         """Drop obsolete samples and return the sum of the others."""
-        self._purge(config, now_ms)
+        self._purge(now_ms)
         total = 0.0
         for sample in self._samples:  # faster than sum() over a generator
             total += sample.value
         return total
 
-    def events(self, config: MetricConfig, now_ms: float) -> int:
+    def events(self, now_ms: float) -> int:
         """Drop obsolete samples and return how many values the others have."""
-        self._purge(config, now_ms)
+        self._purge(now_ms)
         return sum(sample.events for sample in self._samples)
 
-    def room(self, config: MetricConfig, now_ms: float) -> Room | None:  # noqa: ARG002
+    def room(self, now_ms: float) -> Room | None:  # noqa: ARG002
         """Return what can be recorded for certain before the quota must be checked, if known."""
         return None
 
-    def _purge(self, config: MetricConfig, now_ms: float) -> None:
+    def _purge(self, now_ms: float) -> None:
         """Reset each sample whose last event is `samples * window_ms` old or older."""
-        expiry_ms = config.samples * config.window_ms
+        expiry_ms = self.config.samples * self.config.window_ms
         if now_ms - self._earliest_event_ms < expiry_ms:
             return
         for sample in self._samples:
@@ -165,9 +170,9 @@ class WindowedSum:
         self._refresh()
         return sample
 
-    def _advance(self, config: MetricConfig, now_ms: float) -> Sample:
+    def _advance(self, now_ms: float) -> Sample:
         # One slot more than `samples`, for the sample that reaches into the measured time.
-        self._current = (self._current + 1) % (config.samples + 1)
+        self._current = (self._current + 1) % (self.config.samples + 1)
         if self._current >= len(self._samples):
             return self._append(now_ms)
         sample = self._samples[self._current]
@@ -180,16 +185,6 @@ class WindowedSum:
         self._earliest_event_ms = min(sample.last_event_ms for sample in self._samples)
 
 
-class Count(WindowedSum):
-    """How many values were recorded of late."""
-
-    __slots__ = ()
-
-    def measure(self, config: MetricConfig, now_ms: float) -> float:
-        """Return how many."""
-        return float(self.events(config, now_ms))
-
-
 class Rate(WindowedSum):
     """The sum of the recent values per second.
 
@@ -199,30 +194,31 @@ class Rate(WindowedSum):
 
     __slots__ = ()
 
-    def room(self, config: MetricConfig, now_ms: float) -> Room | None:
+    def room(self, now_ms: float) -> Room | None:
         """Return it: until a sample is complete the rate is over no less time; values only go."""
-        quota = config.quota
+        config, quota = self.config, self.config.quota
         if config.event_window is not None or quota is None or not quota.is_upper:
             return None
         if not self._samples:
             return None
-        total = WindowedSum.measure(self, config, now_ms)
+        total = WindowedSum.measure(self, now_ms)
         # Of fewer windows it counts `samples - 1` at least, and may count more for a moment.
         least_ms = max((config.samples - 1) * config.window_ms, now_ms - self._oldest_start_ms)
         free = quota.bound * least_ms / MS_PER_SECOND - total
         sample = self._samples[self._current]
         obsolete_ms = self._earliest_event_ms + config.samples * config.window_ms
         end_ms = min(sample.start_ms + config.window_ms, obsolete_ms)
-        return Room(config, sample, end_ms, free * CERTAIN_PART)
+        return Room(self, sample, end_ms, free * CERTAIN_PART)
 
-    def measure(self, config: MetricConfig, now_ms: float) -> float:
+    def measure(self, now_ms: float) -> float:
         """Return the rate per second."""
-        total = WindowedSum.measure(self, config, now_ms)
-        return total * MS_PER_SECOND / self.window_size_ms(config, now_ms)
+        total = WindowedSum.measure(self, now_ms)
+        return total * MS_PER_SECOND / self.window_size_ms(now_ms)
 
-    def window_size_ms(self, config: MetricConfig, now_ms: float) -> float:
+    def window_size_ms(self, now_ms: float) -> float:
         """Return the time that the rate is taken over, at least MIN_WINDOW_MS; it is never 0."""
-        self._purge(config, now_ms)
+        config = self.config
+        self._purge(now_ms)
         if not self._samples:
             self._append(now_ms)  # an empty stat begins its first sample now
         window_ms = config.window_ms

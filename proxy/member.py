@@ -608,7 +608,7 @@ def _log_overflow(rule: Rule, kind: QuotaKind) -> None:
 def _log_state(meter: Meter, begins: bool, now_ms: float) -> None:
     text = "throttling began" if begins else "throttling ended"
     about = {"client": meter.entity, "quota": str(meter.kind), "rule": meter.rule.title}
-    rate, bound = meter.metric.measure(now_ms), meter.shown_bound
+    rate, bound = meter.rate.measure(now_ms), meter.shown_bound
     _log.info(text, **about, rate=round(rate), bound=round(bound))
 
 

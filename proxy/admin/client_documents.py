@@ -20,7 +20,7 @@ from proxy.admin.sensor_rows import SHOWN_CLIENTS, BudgetRow, BudgetShares, Sens
 from proxy.config.endpoints import HostPort
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import LAST_MINUTE, Meter
+from proxy.quota.meter import Meter
 from proxy.quota.rules import RuleTable
 from proxy.relay.connection_list import ConnectionHold, ConnectionRow
 from proxy.state import Document
@@ -48,7 +48,7 @@ def _in_minute(counted: WindowedSum | None, now: Moment) -> tuple[int, float]:
     """Return how many there were in the last minute, and what they add up to."""
     if counted is None:
         return 0, 0.0
-    return counted.events(LAST_MINUTE, now.now_ms), counted.measure(LAST_MINUTE, now.now_ms)
+    return counted.events(now.now_ms), counted.measure(now.now_ms)
 
 
 def _above(row: SensorRow, now: Moment) -> tuple[int, float]:
@@ -137,11 +137,11 @@ CLIENT = Model[SensorRow](
     {
         "entity": "meter.entity",
         "quota": lambda row, _: str(row.meter.kind),
-        "rate": lambda row, now: round(row.meter.metric.measure(now.now_ms), 1),
+        "rate": lambda row, now: round(row.meter.rate.measure(now.now_ms), 1),
         "unit": "meter.kind.unit.name",
         "bound": "meter.shown_bound",
         "leased": lambda row, _: rounded(row.meter.leased),
-        "window_s": lambda row, now: _seconds(row.meter.window_ms(now.now_ms)),
+        "window_s": lambda row, now: _seconds(row.meter.rate.window_size_ms(now.now_ms)),
         "enforced": "meter.is_enforced",
         "would_throttle": lambda row, now: _above(row, now)[0],
         "above_s": lambda row, now: int(_above(row, now)[1]),
@@ -444,7 +444,7 @@ class ClientDocuments:
                     shown.add(RowGroup(each))
             yield None
         found.groups, found.next = shown.rows(), shown.next()
-        budgets = shares.rows(self._quotas.table.budgets, self._quotas.registry)
+        budgets = shares.rows(self._quotas.table.budgets, self._quotas.by_name)
         found.budgets = [BUDGET.document(row, self._parts.now()) for row in budgets]
         yield from found.add_connected(self._quotas, self._is_visitor, clock_ms())
         yield found

@@ -138,7 +138,8 @@ def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
         if each.rule.title in told
     ]
     shown = scheduled[:MOST_SCHEDULED]
-    return {"enforced": rules.is_enforced, "paused": paused, "scheduled": shown}
+    enforced = rules.composed.settings.enforce
+    return {"enforced": enforced, "paused": paused, "scheduled": shown}
 
 
 MAX_BY_CHARS = 200

@@ -6,11 +6,10 @@ active wanted more than there is.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
-from metrics import Registry
 from proxy.admin.document_models import rate_text
 from proxy.quota.entities import TRAFFIC_KINDS, ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -126,11 +125,11 @@ class BudgetShares:
             shared = self._budgets.get(budget)
             if shared is None:
                 waiting = sum(budget.budget_waits().values())
-                shared = _SharedBudget(budget, budget.metric.measure(now_ms), waiting)
+                shared = _SharedBudget(budget, budget.rate.measure(now_ms), waiting)
                 self._budgets[budget] = shared
             shared.active_clients += 1
             shared.in_line += budget is next(iter(waits), None)
-        around, rate = self._budgets[meter.charged[1]], meter.metric.measure(now_ms)
+        around, rate = self._budgets[meter.charged[1]], meter.rate.measure(now_ms)
         around.add(meter, _claim(meter), rate, waits=bool(waits))
 
     def settle(self) -> None:
@@ -160,7 +159,7 @@ class BudgetShares:
         around = self._around(meter)
         if around is None or (fair := around.shares.get(_claim(meter))) is None:
             return part
-        rate, waits = meter.metric.measure(now_ms), meter.budget_waits()
+        rate, waits = meter.rate.measure(now_ms), meter.budget_waits()
         lends = not waits and self._is_wanted(around)  # who waits itself leaves nothing
         return replace(
             part,
@@ -171,7 +170,7 @@ class BudgetShares:
         )
 
     def rows(
-        self, budgets: Iterable[tuple[Budget, float]], sensors: Registry[Meter]
+        self, budgets: Iterable[tuple[Budget, float]], sensors: Mapping[str, Meter]
     ) -> Iterator[BudgetRow]:
         """Yield the rates of budgets, given with what each guarantees in all."""
         for budget, guaranteed in budgets:
@@ -259,7 +258,7 @@ class SensorRow:
 
     def share(self, now_ms: float) -> float:
         """Return the part of its bound that is used."""
-        return self.meter.metric.measure(now_ms) / self.meter.shown_bound
+        return self.meter.rate.measure(now_ms) / self.meter.shown_bound
 
 
 def row_groups(
@@ -274,7 +273,7 @@ def row_groups(
     """
     quotas.take_all_back(clock_ms)
     shares = BudgetShares() if shares is None else shares
-    for meter in quotas.registry if quotas.table.budgets else ():
+    for meter in quotas.iter_meters() if quotas.table.budgets else ():
         shares.add(meter, clock_ms())
         yield []
     shares.settle()
@@ -303,12 +302,12 @@ def row_groups(
         return [each.name for each in own] + left
 
     walked: set[str] = set()
-    for meter in quotas.registry:
+    for meter in quotas.iter_meters():
         rows: list[SensorRow] = []
         if meter.name not in walked and not isinstance(meter.rule, Budget):
             # Each once, the sensor itself always.
             for name in dict.fromkeys((meter.name, *beside(meter.name, meter.entity))):
-                found = quotas.registry.get(name)
+                found = quotas.by_name.get(name)
                 if found is not None and name not in walked:
                     clients = (first[name], *more.get(name, ())) if name in first else ()
                     part = shares.part(found, clock_ms())

@@ -52,6 +52,8 @@ class ClientQuotas:
     before: dict[QuotaKind, Meter] = field(default_factory=dict)
     """What measured its traffic until the latest update: a new sensor has not seen that."""
     longest_hold_ms: float = math.inf
+    sharing: frozenset[QuotaKind] = frozenset()
+    """Of which, as of its last request, it shares a sensor, as there is no room for its own."""
     topic_kinds: frozenset[QuotaKind] = frozenset()
     """What rules bound of some topics, more than `matches` does."""
     topic_meters: dict[tuple[QuotaKind, str], Meter | None] = field(default_factory=dict)
@@ -112,12 +114,12 @@ class ClientQuotas:
 
     def topic_sensor(self, kind: QuotaKind, topic: str) -> Meter | None:
         """Return the sensor that a topic has, or would have without room for another one."""
-        table, registry = self.sensors.table, self.sensors.registry
+        table, by_name = self.sensors.table, self.sensors.by_name
         match = table.match_topic(kind, self.identity, topic)
         if match is None:
             return None
-        meter = registry.get(sensor_name(kind, match.entity))
-        return meter or registry.get(sensor_name(kind, table.overflow_entity(kind, match)))
+        meter = by_name.get(sensor_name(kind, match.entity))
+        return meter or by_name.get(sensor_name(kind, table.overflow_entity(kind, match)))
 
     def named_topics(self, kind: QuotaKind) -> tuple[str, ...]:
         """Return the topics that rules name for this client, and how those begin of prefixes."""
@@ -131,7 +133,7 @@ class ClientQuotas:
         starts = (*names, *(f"{OTHER},{rule.shared_entity}" for rule in rules))
         return [
             each
-            for each in self.sensors.registry
+            for each in self.sensors.iter_meters()
             if each.kind is kind and each.entity.startswith(starts) and each.rule.is_by_topic
         ]
 
@@ -140,12 +142,13 @@ class ClientQuotas:
         longest_ms, longest = 0.0, meter
         for each in meter.charged:
             if not each.is_enforced:
-                self._count_above(each, value, now_ms)
+                if each.is_above(value, now_ms) and each.is_first_above(now_ms):
+                    self.sensors.on_would_throttle(self.identity, each.kind)
                 continue
             hold_ms = each.hold_ms(value, now_ms)
             if each.violated:
                 each.violated = False
-                self.sensors.count_violation(each)
+                each.violations += 1
             if hold_ms > longest_ms:
                 longest_ms, longest = hold_ms, each
         return self._throttle_time(longest, longest_ms, now_ms) if longest_ms else None
@@ -325,7 +328,7 @@ class ClientQuotas:
     def pace_immediately(self, kind: QuotaKind, now_ms: float) -> None:
         """Keep the bound by schedule for a while: others that measured the client let it pass."""
         meter = self._meter(kind, now_ms)
-        if meter is not None and meter.is_enforced:
+        if meter is not None:
             meter.share(now_ms)
 
     def joined(self, session_timeout_ms: float) -> None:
@@ -351,14 +354,9 @@ class ClientQuotas:
                 if each is before or each not in known:
                     each.inherit(owed, before.owed_ms(now_ms), now_ms)
         self.meters[kind] = meter
-        self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
+        meter.used_by = self.identity
+        self.sharing = self.sharing | {kind} if meter.is_overflow else self.sharing - {kind}
         return meter
-
-    def _count_above(self, meter: Meter, value: float, now_ms: float) -> None:
-        """Measure what is held for nothing; count it if the bound is exceeded."""
-        if meter.is_above(value, now_ms):
-            self.sensors.count_violation(meter)
-            self.sensors.count_would_throttle(meter, self.identity, now_ms)
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:
         if self.generation != self.sensors.generation:
@@ -370,7 +368,6 @@ class ClientQuotas:
         self.users -= 1
         if self.users == 0:
             self.handles.pop(self.identity, None)
-            self.sensors.forget(self.identity)
 
     def resolve(self) -> None:
         """Find the rules that match anew."""
@@ -385,5 +382,4 @@ class ClientQuotas:
             kind for kind in FORESEEN_KINDS if table.rule_by_topic(kind, self.identity)
         )
         self.is_charged_first = not FORESEEN_KINDS.issuperset(self.matches)
-        if self.users:
-            self.sensors.note_rules(self.identity, self.matches)
+        self.sharing = self.sharing.intersection(self.matches)

@@ -41,11 +41,7 @@ class Delayed:
         """When it is due; None when it has left the queue."""
         return self.due_ms if self.release is not None else None
 
-    def cancel(self) -> bool:
-        """Leave the queue at once; the callback will not run. False if it had left already."""
-        return self.take() is not None
-
-    def take(self) -> Release | None:
+    def cancel(self) -> Release | None:
         """Leave the queue at once; return the callback, or None if it had left already."""
         release, self.release = self.release, None
         if release is not None:
@@ -54,7 +50,7 @@ class Delayed:
 
     def release_now(self) -> None:
         """Release before it is due; does nothing when it has left the queue."""
-        release = self.take()
+        release = self.cancel()
         if release is not None:
             release()
 
@@ -124,7 +120,7 @@ class DelayQueue:
         released = 0
         errors: list[Exception] = []
         for delayed in due:
-            release = delayed.take()
+            release = delayed.cancel()
             if release is None:
                 continue
             released += 1

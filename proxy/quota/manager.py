@@ -5,6 +5,7 @@ And what clients owe, told from one member to another.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from metrics import Instruments
@@ -72,13 +73,18 @@ class QuotaManager(Meters):
     """
 
     def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
-        super().__init__(settings, instruments)
+        super().__init__(settings)
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
         self._settled = self.generation
         self._pending: dict[str, Debt] = {}
         """Of sensors not there yet, by their names: until when they owe, and hold what comes, in ms
         of the clock. Bounded: the first make room."""
         self.on_new = self._settle
+        instruments.throttling_paused.set_function(lambda: bool(self.table.pauses))
+        instruments.unbounded_clients.set_function(lambda: len(self.unbounded()))
+        for kind in QuotaKind:
+            count = partial(self._count_sharing, kind)
+            instruments.overflow_clients.labels(str(kind)).set_function(count)
 
     def client(self, identity: ClientIdentity, address: str | None = None) -> ClientQuotas:
         """Return the client's handle, the same for all its connections; `close` it when done."""
@@ -96,7 +102,11 @@ class QuotaManager(Meters):
 
     def unbounded(self) -> list[ClientIdentity]:
         """Return connected clients that no rule bounds as of their last request or `settling`."""
-        return list(self._unbounded)
+        return [identity for identity, each in self._clients.items() if not each.matches]
+
+    def _count_sharing(self, kind: QuotaKind) -> int:
+        """Return how many connected clients share a sensor, as there is no room for their own."""
+        return sum(kind in each.sharing for each in self._clients.values())
 
     def settling(self) -> Iterator[bool]:
         """Look up the rules of clients that were silent since the last update; run it every second.
@@ -135,8 +145,7 @@ class QuotaManager(Meters):
             quotas.close()
         if meter is None:
             return 0.0
-        if meter.is_enforced:
-            meter.share(now_ms)
+        meter.share(now_ms)
         return meter.debt_ms(now_ms)
 
     def owe(self, client: ClientIdentity, kind: QuotaKind, owed_ms: float, now_ms: float) -> None:
@@ -164,7 +173,7 @@ class QuotaManager(Meters):
 
         Also what is kept for sensors that are not there; None for a step without a debt.
         """
-        for meter in self.registry:
+        for meter in self.iter_meters():
             client, now_ms, owed_ms = meter.used_by, clock_ms(), 0.0
             if not meter.is_overflow and meter.leased is None:
                 owed_ms = meter.debt_ms(now_ms)
@@ -180,9 +189,9 @@ class QuotaManager(Meters):
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock
     ) -> Iterator[None]:
         """Keep bounds by schedule for a while, in small steps, as others measured the clients."""
-        for meter in self.registry:
+        for meter in self.iter_meters():
             client = meter.used_by
-            if client is not None and meter.is_enforced and covers(client):
+            if client is not None and covers(client):
                 meter.share(clock_ms())
             yield
 
@@ -193,7 +202,7 @@ class QuotaManager(Meters):
 
     def _owe(self, debt: Debt, now_ms: float) -> None:
         """Have a sensor owe, now or once it is there; an earlier time than is known is ignored."""
-        meter, pending = self.registry.get(debt.name), self._pending
+        meter, pending = self.by_name.get(debt.name), self._pending
         if meter is not None:
             meter.owe(debt.owed_ms, debt.held_ms, now_ms)
         elif debt.owed_ms > 0:

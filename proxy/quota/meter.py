@@ -5,9 +5,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import prometheus_client
-
-from metrics import Metric, MetricConfig, Quota, QuotaViolation, Rate, Sensor, WindowedSum
+from metrics import MetricConfig, Quota, QuotaViolation, Rate, Sensor, WindowedSum
 from metrics.clock import MS_PER_SECOND
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
@@ -116,6 +114,8 @@ class Meter(Sensor):
     """Of a query's reading it counts only under an adaptive rule."""
     brake: AdaptivePacer | None = None
     """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
+    retired: bool = False
+    """Whether it is kept no more: who holds it must ask for a new one."""
     is_overflow: bool = False
     """Whether clients share it that have no place of their own."""
     generation: int = -1
@@ -127,7 +127,10 @@ class Meter(Sensor):
     """How much its clients may owe when a request is sent on whose response can be held."""
     violated: bool = False
     """Whether the sensor was above its bound since this was last set back."""
-    violations: prometheus_client.Counter | None = None
+    violations: int = 0
+    """How often a charge found it above its bound, enforced or not."""
+    throttled: int = 0
+    """How many responses were held, or requests kept waiting."""
     holds: WindowedSum | None = None
     """The holds with their milliseconds; None until a response is held: most clients never are."""
     held_until_ms: float = -math.inf
@@ -137,6 +140,10 @@ class Meter(Sensor):
     is_enforced: bool = True
     above: WindowedSum | None = None
     """Values above a bound that is not enforced, and in how many seconds; None before the first."""
+    would_throttle: int = 0
+    """All of them."""
+    would_throttle_s: int = 0
+    """In how many seconds they were."""
     above_second: int = -1
     """Of the latest one."""
     lease: Lease | None = None
@@ -163,14 +170,13 @@ class Meter(Sensor):
     """Whether other members may have sensors of the same entity, with parts of what it has."""
     lent: float = 0.0
     """What it, or what is charged to it, has lent of what its schedule has saved up."""
-    rate: Rate = field(default_factory=Rate)
-    metric: Metric = field(init=False)
+    rate: Rate = field(init=False)
     pacer: Pacer = field(init=False)
     gate: Gate = field(init=False)
 
     def __post_init__(self) -> None:
-        Sensor.__init__(self, sensor_name(self.kind, self.entity))
-        self.metric = self.add("rate_bytes", self.rate, MetricConfig())
+        self.rate = Rate(MetricConfig())
+        Sensor.__init__(self, sensor_name(self.kind, self.entity), self.rate)
         self.pacer = Pacer(self.rule.ceilings[self.kind], 0.0)
         self.gate = Gate(self.pacer, self._allowance_ms)
 
@@ -217,10 +223,10 @@ class Meter(Sensor):
         if self.leased is not None:
             self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
             self.pacer.carry_ms = math.inf  # with the least lease an answer may be owed for weeks
-        self.metric.config = MetricConfig(samples=settings.samples, window_ms=settings.window_ms)
+        self.rate.config = MetricConfig(samples=settings.samples, window_ms=settings.window_ms)
         self._keep(now_ms)
         if begins:
-            self.pacer.begin(self.metric.measure(now_ms), now_ms)
+            self.pacer.begin(self.rate.measure(now_ms), now_ms)
         is_budgeted = budget is not None or isinstance(rule, Budget)
         if self.leased is None and settings.burst_ms is None and not is_budgeted:
             self.pacer.strict_until_ms = min(self.pacer.strict_until_ms, now_ms + self.span_ms)
@@ -285,7 +291,7 @@ class Meter(Sensor):
             self.record(value, now_ms)
         except QuotaViolation as violation:
             self.violated = True
-            window_ms = self.window_ms(now_ms)
+            window_ms = self.rate.window_size_ms(now_ms)
             throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
         if hold_ms and (isinstance(self.rule, Budget) or self.leased is not None):
@@ -310,11 +316,11 @@ class Meter(Sensor):
         self.take_back(now_ms)
         if len(self.charged) > 1 or self.pacer.strict_until_ms == math.inf:
             return self.is_enforced and self._lends_saved(now_ms)
-        config, room = self.metric.config, self.room
-        if room is not None and room.is_over(config, now_ms):
-            room = self.room = self.rate.room(config, now_ms)  # type: ignore[misc]  # as in hold_ms
+        room = self.room
+        if room is not None and room.is_over(now_ms):
+            room = self.room = self.rate.room(now_ms)  # type: ignore[misc]  # as in hold_ms
         is_kept = self.is_enforced and not is_free
-        if is_kept or room is None or room.is_over(config, now_ms) or room.free < 1:
+        if is_kept or room is None or room.is_over(now_ms) or room.free < 1:
             return False
         self.lease = self.lease or Lease()
         self.lease.lend(room.free, now_ms + LEASE_MS)
@@ -358,8 +364,9 @@ class Meter(Sensor):
 
     def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
         """Record a hold; return whether throttling begins with it."""
-        self.holds = self.holds or WindowedSum()
-        self.holds.record(LAST_MINUTE, hold_ms, now_ms)
+        self.holds = self.holds or WindowedSum(LAST_MINUTE)
+        self.holds.record(hold_ms, now_ms)
+        self.throttled += 1
         self.held_until_ms = max(self.held_until_ms, due_ms)
         begins, self.is_throttled = not self.is_throttled, True
         return begins
@@ -372,20 +379,33 @@ class Meter(Sensor):
 
     def is_first_above(self, now_ms: float) -> bool:
         """Count a value above a bound that is not enforced; return if it is a second's first."""
-        self.above = self.above or WindowedSum()
+        self.above = self.above or WindowedSum(LAST_MINUTE)
         before, self.above_second = self.above_second, int(now_ms // MS_PER_SECOND)
         is_first = self.above_second != before
-        self.above.record(LAST_MINUTE, float(is_first), now_ms)
+        self.above.record(float(is_first), now_ms)
+        self.violations += 1
+        self.would_throttle += 1
+        self.would_throttle_s += is_first
         return is_first
 
     def hold_until_ms(self, now_ms: float) -> float | None:
         """Return when the last response that is held now leaves; None when none is held."""
         return self.held_until_ms if self.held_until_ms > now_ms else None
 
+    def is_expired(self, now_ms: float) -> bool:
+        """Return it; the sensor of a budget stays, as those that have a share of it know it."""
+        return not isinstance(self.rule, Budget) and Sensor.is_expired(self, now_ms)
+
     def is_active(self, now_ms: float) -> bool:
         """Return whether its clients moved something lately, wait, or are held."""
         is_moving = now_ms - self.last_record_ms < ACTIVE_MS
         return is_moving or self.waiting > 0 or self.held_until_ms > now_ms
+
+    @property
+    def guaranteed(self) -> float:
+        """What it is guaranteed of its budget, per second; 0 without one."""
+        share = self.rule.share
+        return 0.0 if self.budget is None or share is None else share.guaranteed
 
     def budget_waits(self) -> dict["Meter", int]:
         """Return how many connections wait at the gates of its budgets, where any do."""
@@ -401,7 +421,7 @@ class Meter(Sensor):
     def has_history(self, now_ms: float) -> bool:
         """Return whether anything measured or owed still counts."""
         owed_ms = max(self.owed_ms(now_ms), self.pacer.due_ms - now_ms)
-        return owed_ms > 0 or self.gate.waiting > 0 or self.metric.measure(now_ms) > 0
+        return owed_ms > 0 or self.gate.waiting > 0 or self.rate.measure(now_ms) > 0
 
     def is_in_use(self, now_ms: float) -> bool:
         """Return whether forgetting it could give its clients anything.
@@ -451,7 +471,7 @@ class Meter(Sensor):
 
     def share(self, now_ms: float) -> None:
         """Keep the bound, but of time, by schedule while a rate looks back: others measure, too."""
-        if not self.kind.is_time:
+        if self.is_enforced and not self.kind.is_time:
             self.pacer.pace_immediately(now_ms + self.span_ms, now_ms)
 
     def _braked_ms(self, now_ms: float) -> float:
@@ -459,12 +479,9 @@ class Meter(Sensor):
 
     def _allowance_ms(self, now_ms: float) -> float:
         """Return how much of the bound may pass at once before the formula finds it exceeded."""
-        free = 1.0 - self.metric.measure(now_ms) / self.pacer.bound
-        return min(free * self.window_ms(now_ms), self.pacer.allowance_ms(now_ms))
-
-    def window_ms(self, now_ms: float) -> float:
-        """Return the time over which its rate is measured."""
-        return self.rate.window_size_ms(self.metric.config, now_ms)
+        free = 1.0 - self.rate.measure(now_ms) / self.pacer.bound
+        window_ms = self.rate.window_size_ms(now_ms)
+        return min(free * window_ms, self.pacer.allowance_ms(now_ms))
 
     @property
     def is_adaptive(self) -> bool:
@@ -490,7 +507,7 @@ class Meter(Sensor):
     def _keep(self, now_ms: float) -> None:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
         bound, adaptive = self.bound, self.rule.adaptive
-        self.metric.config = replace(self.metric.config, quota=Quota(bound))
+        self.rate.config = replace(self.rate.config, quota=Quota(bound))
         is_lowered = self.kind is PRODUCER_BYTE_RATE or self.leased is not None
         kept = bound if is_lowered else self.rule.ceilings[self.kind]
         pacer, soon_ms = self.pacer, now_ms + self.span_ms
@@ -501,7 +518,7 @@ class Meter(Sensor):
             self.gate.poke(now_ms)
         elif kept < pacer.bound:
             forgives_ms = soon_ms if self.leased is None else math.inf
-            pacer.lower_bound(kept, self.metric.measure(now_ms), forgives_ms, now_ms)
+            pacer.lower_bound(kept, self.rate.measure(now_ms), forgives_ms, now_ms)
             self.gate.poke(now_ms)
         if adaptive is None or adaptive.batch_interval_ms is None or kept == bound:
             self.brake = None
@@ -512,5 +529,5 @@ class Meter(Sensor):
 
 
 def sensor_name(kind: QuotaKind, entity: str) -> str:
-    """Return the name of an entity's sensor in the registry."""
+    """Return the name of an entity's sensor."""
     return f"{kind}:{entity}"

@@ -2,11 +2,9 @@
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
-from metrics import Instruments, Registry
 from metrics.exposition import FigureRows, FigureTable
 
 from .entities import ClientIdentity, QuotaKind
@@ -18,11 +16,35 @@ OF_SENSORS = FigureTable(
     {
         "rate_bytes": (
             "Measured rate of a quota's entity: bytes per second, or percent.",
-            lambda meter, now_ms: meter.metric.measure(now_ms),
+            lambda meter, now_ms: meter.rate.measure(now_ms),
         ),
         "bound_bytes": (
             "Bound that the quota sets for the measured value, in the same unit.",
             lambda meter, _: meter.bound,
+        ),
+        "violations_total": (
+            "Measurements that exceeded a quota.",
+            lambda meter, _: meter.violations or None,
+        ),
+        "throttled_responses_total": (
+            "Responses held back, and requests kept waiting, to keep a quota.",
+            lambda meter, _: meter.throttled or None,
+        ),
+        "expected_throttling": (
+            "1 where the rule says that being held to the quota is expected.",
+            lambda meter, _: meter.rule.expected or None,
+        ),
+        "guaranteed_bytes": (
+            "Bytes per second that a quota's entity is guaranteed of its budget.",
+            lambda meter, _: meter.guaranteed or None,
+        ),
+        "would_throttle_total": (
+            "Measurements that exceeded a quota which is not enforced.",
+            lambda meter, _: meter.would_throttle or None,
+        ),
+        "would_throttle_seconds_total": (
+            "Seconds in which a measurement exceeded a quota which is not enforced.",
+            lambda meter, _: meter.would_throttle_s or None,
         ),
     },
 )
@@ -64,12 +86,9 @@ class Meters:
     together, never unmetered. So do those of an address that has more than its part of the places.
     """
 
-    def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
-        self._instruments = instruments
-        self.registry: Registry[Meter] = Registry()
+    def __init__(self, settings: QuotaSettings) -> None:
+        self.by_name: dict[str, Meter] = {}
         """All of them by `sensor_name`; they expire only through `expiring`."""
-        self.max_sensors = 0
-        """With so many there is no room for another client's. It never becomes less."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
         """Called once per rule and kind when clients share its sensor `other`."""
         self.on_state: Callable[[Meter, bool, float], None] = lambda *_: None
@@ -84,13 +103,6 @@ class Meters:
             kind: OrderedDict() for kind in QuotaKind
         }
         self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
-        # Connected clients without a sensor of their own as of their last request, in the order in
-        # which they came; a set would have none.
-        self._unbounded: dict[ClientIdentity, None] = {}
-        self._sharing: dict[QuotaKind, dict[ClientIdentity, None]] = {k: {} for k in QuotaKind}
-        instruments.unbounded_clients.set_function(self._unbounded.__len__)
-        for kind, sharing in self._sharing.items():
-            instruments.overflow_clients.labels(str(kind)).set_function(sharing.__len__)
         self._lent: dict[Meter, Lease] = {}
         self.on_lent: Callable[[], None] = lambda: None
         """Called when there is the first lease to take back."""
@@ -119,13 +131,10 @@ class Meters:
         for lease in self._lent.values():
             lease.end()
         self.settings = settings
-        self.max_sensors = max(self.max_sensors, settings.max_sensors)
         self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
-        self._instruments.throttling_paused.set(bool(self.table.pauses))
         self.generation += 1
-        self._has_outdated = len(self.registry) > 0
         self._overflowed: set[str] = set()
-        for meter in self.registry:
+        for meter in self.iter_meters():
             if meter.gate.has_turns:  # few have, of ten thousand
                 meter.gate.open()
         self.on_update()
@@ -153,19 +162,23 @@ class Meters:
         self._adapted.pop(name, None)
         if reason is not None:
             self._adapted[name] = AdaptedBound(bound, reason)
-        if meter := self.registry.get(name):
+        if meter := self.by_name.get(name):
             meter.take_back(now_ms)
             meter.adapt(self._adapted.get(name), now_ms)
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[tuple[Meter, float]]:
         """Yield each sensor with what it measures, for a fraction of the cost of `rows`."""
         self.take_all_back(clock_ms)
-        for meter in self.registry:
-            yield meter, meter.metric.measure(clock_ms())
+        for meter in self.iter_meters():
+            yield meter, meter.rate.measure(clock_ms())
+
+    def iter_meters(self) -> Iterator[Meter]:
+        """Yield the sensors of this moment, but for those that have gone when it is theirs."""
+        return (each for each in tuple(self.by_name.values()) if not each.retired)
 
     def figure_rows(self) -> FigureRows:
         """Return the sensors with their labels; who has gone when it is its turn is left out."""
-        return (((each.entity, str(each.kind)), each) for each in self.registry)
+        return (((each.entity, str(each.kind)), each) for each in self.iter_meters())
 
     def lends(self, meter: Meter, now_ms: float) -> bool:
         """Have a sensor lend what it has room for; return whether it does. See `Meter.lends`."""
@@ -196,10 +209,9 @@ class Meters:
 
         A hold that is cut short counts in full, and none where the sensor has gone meanwhile.
         """
-        meter = self.registry.get(sensor_name(charge.kind, charge.entity))
+        meter = self.by_name.get(sensor_name(charge.kind, charge.entity))
         if meter is None:
             return
-        self._instruments.throttled_responses_total.of(charge.entity, str(charge.kind)).inc()
         if meter.held(hold_ms, charge.due_ms, now_ms):
             self._throttled[meter.name] = meter
             self.on_state(meter, True, now_ms)
@@ -214,24 +226,15 @@ class Meters:
             yield ended
 
     def expiring(self, now_ms: float) -> Iterator[bool]:
-        """Drop sensors that are idle for an hour or of no rule, in steps: yield if one went."""
-        for gone in self.registry.expiring(now_ms):
-            yield self._drop(gone, now_ms)
-        if not self._has_outdated:
-            return
-        generation, remain = self.generation, False
-        # A handle in use renews its sensors at the next charge. One that does not has nothing to
-        # lose as soon as the history is empty.
-        for meter in self.registry:
+        """Drop sensors that are idle for an hour or of no rule, in steps: yield if one goes."""
+        for meter in self.iter_meters():
+            # A handle in use renews its sensors at the next charge. One that does not has nothing
+            # to lose as soon as the history is empty.
             is_outdated = meter.generation != self.generation
-            drop = is_outdated and not meter.has_history(now_ms)
-            if drop:
-                self.registry.remove(meter.name)
+            goes = meter.is_expired(now_ms) or (is_outdated and not meter.has_history(now_ms))
+            if goes:
                 self._drop(meter, now_ms)
-            remain |= is_outdated and not drop
-            yield drop
-        if generation == self.generation:
-            self._has_outdated = remain
+            yield goes
 
     def meter(
         self,
@@ -247,7 +250,7 @@ class Meters:
         `paces`: a new one paces from its first byte, as its client was measured by another one.
         """
         rule = match.rule
-        meter = self.registry.get(sensor_name(kind, match.entity))
+        meter = self.by_name.get(sensor_name(kind, match.entity))
         if meter is None and rule.is_open and not self._make_room(kind, address, now_ms):
             meter = self._overflow(kind, match, now_ms)
         elif meter is None:
@@ -257,12 +260,11 @@ class Meters:
                 self._quiet[kind][meter.name] = now_ms + self.settings.span_ms, address
         if meter.generation != self.generation:
             meter.take_back(now_ms)
-            is_new, enforced = meter.generation < 0, match.enforced
-            budget = self._budget(kind, rule, now_ms)
+            is_new = meter.generation < 0
             meter.follow(
                 *(rule, self.settings, self.generation, now_ms),
-                enforced=enforced,
-                budget=budget,
+                enforced=match.enforced,
+                budget=self._budget(kind, rule, now_ms),
                 is_divided=self.is_divided(rule),
             )
             if meter.leased is None:
@@ -270,8 +272,7 @@ class Meters:
             elif self.leased.get(meter.name) is not meter:
                 self.leased[meter.name] = meter
                 self.on_leased()
-            self._show_rule(meter, rule, budget)
-            if is_new and enforced and (paces or self.paces_new):
+            if is_new and (paces or self.paces_new):
                 meter.share(now_ms)
             if is_new:
                 self.on_new(meter, now_ms)
@@ -283,32 +284,7 @@ class Meters:
             return None
         budget = rule.share.budget
         enforced = self.settings.enforce and budget.enforce
-        meter = self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
-        meter.expiry_ms = math.inf  # type: ignore[misc]  # a slot of Sensor
-        return meter
-
-    def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
-        """Record which kinds of a connected client's traffic a rule bounds."""
-        if bounded:
-            self._unbounded.pop(client, None)
-        else:
-            self._unbounded[client] = None
-        for kind, sharing in self._sharing.items():
-            if kind not in bounded:
-                sharing.pop(client, None)
-
-    def note_sensor(self, client: ClientIdentity, meter: Meter, *, is_connected: bool) -> None:
-        """Record which sensor a client uses, for a kind of quota."""
-        meter.used_by = client
-        if not meter.is_overflow:
-            self._sharing[meter.kind].pop(client, None)
-        elif is_connected:
-            self._sharing[meter.kind][client] = None
-
-    def forget(self, client: ClientIdentity) -> None:
-        """Drop a client that nobody has any more."""
-        for clients in (self._unbounded, *self._sharing.values()):
-            clients.pop(client, None)
+        return self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
 
     def _overflow(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
         entity = self.table.overflow_entity(kind, match)
@@ -316,15 +292,14 @@ class Meters:
         if name not in self._overflowed:
             self._overflowed.add(name)
             self.on_overflow(match.rule, kind)
-        meter = self.registry.get(name) or self._create(kind, entity, match.rule, now_ms)
+        meter = self.by_name.get(name) or self._create(kind, entity, match.rule, now_ms)
         meter.is_overflow = True
         return meter
 
     def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
-        # Only sensors whose number the rules decide get here without room: they must be measured.
-        self.max_sensors = max(self.max_sensors, len(self.registry) + 1)
         meter = Meter(kind, entity, rule, self._adapted.get(sensor_name(kind, entity)))
-        self.registry.add(meter, now_ms)
+        meter.last_record_ms = now_ms  # type: ignore[misc]  # a slot of Sensor
+        self.by_name[meter.name] = meter
         return meter
 
     def _make_room(self, kind: QuotaKind, address: str | None, now_ms: float) -> bool:
@@ -333,18 +308,9 @@ class Meters:
         of_address = most if address is None else max(most // ADDRESS_PARTS, 1)
 
         def has_room() -> bool:
-            return (
-                len(self._quiet[kind]) < most
-                and self._of_address[kind, address] < of_address
-                and len(self.registry) < self.max_sensors
-            )
+            return len(self._quiet[kind]) < most and self._of_address[kind, address] < of_address
 
-        examined = islice(self.registry.expiring(now_ms), MAX_EXAMINED)
-        return (
-            has_room()
-            or any(self._drop(gone, now_ms) and has_room() for gone in examined)
-            or any(has_room() for _ in self._dropping_quiet(kind, now_ms))
-        )
+        return has_room() or any(has_room() for _ in self._dropping_quiet(kind, now_ms))
 
     def _dropping_quiet(self, kind: QuotaKind, now_ms: float) -> Iterator[None]:
         """Drop sensors without history, of those for whom it is time; yield after each."""
@@ -353,20 +319,19 @@ class Meters:
             name, (quiet_ms, address) = next(iter(quiet.items()))
             if quiet_ms > now_ms:
                 return
-            meter = self.registry.get(name)
-            assert meter is not None
-            if meter.is_in_use(now_ms) or name in self._throttled:
+            meter = self.by_name[name]
+            is_in_use = meter.is_in_use(now_ms) or name in self._throttled
+            if is_in_use and not meter.is_expired(now_ms):
                 quiet[name] = now_ms + self.settings.span_ms, address
                 quiet.move_to_end(name)
             else:
-                self.registry.remove(name)
                 self._drop(meter, now_ms)
                 yield
 
-    def _drop(self, meter: Meter | None, now_ms: float) -> bool:
-        """Forget a sensor that the registry let go; return whether it did."""
-        if meter is None:
-            return False
+    def _drop(self, meter: Meter, now_ms: float) -> None:
+        """Forget a sensor."""
+        del self.by_name[meter.name]
+        meter.retired = True
         meter.take_back(now_ms)
         self._lent.pop(meter, None)
         self.leased.pop(meter.name, None)
@@ -375,47 +340,8 @@ class Meters:
         meter.gate.open()
         if self._throttled.pop(meter.name, None) is not None:
             self.on_state(meter, False, now_ms)
-        self._show_rule(meter)
         if meter.name in self._quiet[meter.kind]:
             of_address = meter.kind, self._quiet[meter.kind].pop(meter.name)[1]
             self._of_address[of_address] -= 1
             if not self._of_address[of_address]:
                 del self._of_address[of_address]
-        # A request may wait at the gate before the bound is exceeded for the first time.
-        if meter.violations is not None or meter.holds is not None:
-            # Make room for the label sets of the clients to come.
-            shown = self._instruments
-            for metric in (
-                *(shown.violations_total, shown.throttled_responses_total),
-                *(shown.would_throttle_total, shown.would_throttle_seconds_total),
-            ):
-                metric.forget(quota_entity=meter.entity, quota=str(meter.kind))
-        return True
-
-    def _show_rule(
-        self, meter: Meter, rule: Rule | None = None, budget: Meter | None = None
-    ) -> None:
-        """Show whether a sensor's clients are expected to be at their bound, and a guarantee."""
-        share = rule.share if rule is not None and budget is not None else None
-        for shown, value in (
-            (self._instruments.expected_throttling, rule is not None and rule.expected),
-            (self._instruments.guaranteed_bytes, share and share.guaranteed),
-        ):
-            if not value:
-                shown.forget(quota_entity=meter.entity, quota=str(meter.kind))
-            elif not shown.is_full:  # else it would be said of all that are counted as others
-                shown.of(meter.entity, str(meter.kind)).set(value)
-
-    def count_violation(self, meter: Meter) -> None:
-        """Count that a sensor is above its bound."""
-        if meter.violations is None:
-            meter.violations = self._instruments.violations_total.of(meter.entity, str(meter.kind))
-        meter.violations.inc()
-
-    def count_would_throttle(self, meter: Meter, client: ClientIdentity, now_ms: float) -> None:
-        """Count that a client's sensor is above its bound, which is not enforced."""
-        labels = meter.entity, str(meter.kind)
-        self._instruments.would_throttle_total.of(*labels).inc()
-        if meter.is_first_above(now_ms):
-            self._instruments.would_throttle_seconds_total.of(*labels).inc()
-            self.on_would_throttle(client, meter.kind)

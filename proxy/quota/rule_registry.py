@@ -356,11 +356,6 @@ class RuleRegistry:
         """Delete an override; return whether one had exactly these keys. Raises as `put`."""
         return bool(await self._end([OVERRIDES + selector(keys)]))
 
-    @property
-    def is_enforced(self) -> bool:
-        """Whether the configuration lets rules be enforced at all."""
-        return self._settings.enforce
-
     def pauses(self) -> list[QuotaPause]:
         """Return the pauses in force, that of all clients first."""
         return sorted(_pauses_of(self._kept), key=lambda pause: (bool(pause.keys), pause.name))

@@ -16,7 +16,7 @@ from pydantic import StrictBool
 
 from metrics.exposition import OTHER
 
-from .entities import DEFAULT, FORESEEN_KINDS, TRAFFIC_KINDS, ClientIdentity, QuotaKind
+from .entities import DEFAULT, FORESEEN_KINDS, ClientIdentity, QuotaKind
 from .fields import Prefix, Settings, Text, Topic, TopicPrefix
 from .schedules import Schedule
 from .validation import (
@@ -451,14 +451,6 @@ class QuotaSettings:
     def longest_hold_ms(self, kind: QuotaKind) -> float:
         """Return the longest single hold for a quota: of time in requests one window, as Kafka."""
         return min(self.window_ms, self.max_delay_ms) if kind.is_time else self.max_delay_ms
-
-    @property
-    def max_sensors(self) -> int:
-        """How many sensors these settings can need."""
-        # A rule has at most two that do not count as a client's: its own, and its overflow.
-        # And there are at most as many budgets as are three deep for each rule.
-        of_rules = (2 + MOST_LEVELS) * len(self.rules)
-        return len(TRAFFIC_KINDS) * (self.max_client_entities + of_rules)
 
 
 @dataclass(frozen=True, slots=True)

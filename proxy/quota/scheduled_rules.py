@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Self
+from typing import Self, TypeGuard
 
 from .entities import QuotaKind
 from .rules import Budget, QuotaSettings, Rule, Share, guarantees_of
@@ -49,7 +49,7 @@ class ScheduledSettings:
         told = {when: when.told(at) for when in schedules}
         changes = [change for when in schedules if (change := when.next_change(at)) is not None]
         return cls(
-            _InForce(are_in, overridden).settings(settings),
+            _in_force(settings, are_in, overridden),
             {title: are_in[when] for title, when in parts.items()},
             {title: told[when] for title, when in parts.items()},
             at_s,
@@ -70,53 +70,44 @@ def budgets_of(rules: Iterable[Rule]) -> dict[str, Budget]:
     return {each.name: each for each in parts_of(rules).values() if isinstance(each, Budget)}
 
 
-@dataclass(frozen=True, slots=True)
-class _InForce:
-    """Leaves out what is not in force."""
+def _in_force(
+    settings: QuotaSettings,
+    are_in: Mapping[Schedule | None, bool],
+    overridden: Mapping[str, Budget],
+) -> QuotaSettings:
+    """Return settings without the rules, budgets and rates that are not in force.
 
-    are_in: dict[Schedule | None, bool]
-    overridden: Mapping[str, Budget]
-    guaranteed: dict[str, float] = field(default_factory=dict)
-    """To the clients of each budget in all, by its name."""
-    budgets: dict[str, Budget] = field(default_factory=dict)
+    Of rules for the same clients that with a schedule goes first.
+    """
+    bounded = set[str]()
+    """The budgets in which a rate is in force, of their own or of one around them."""
+    budgets: dict[str, Budget] = {}
 
-    def settings(self, settings: QuotaSettings) -> QuotaSettings:
-        """Return settings; of rules for the same clients that with a schedule goes first."""
-        chosen: dict[tuple[str, ...], Rule] = {}
-        for rule in sorted(settings.rules, key=lambda each: each.when is None):
-            if self.are_in[rule.when] and self._is_bounded(rule):
-                chosen.setdefault((*rule.keys, *rule.keys.values()), rule)
-        self.guaranteed.update(
-            {each.name: guaranteed for each, guaranteed in guarantees_of(chosen.values())}
-        )
-        by_number = sorted(chosen.values(), key=lambda each: each.number)
-        return replace(settings, rules=tuple(map(self._rule, by_number)))
+    def now(budget: Budget) -> Budget:
+        return overridden.get(budget.name, budget)
 
-    def _rates(self, part: Rule) -> Mapping[QuotaKind, float]:
-        """Return the bounds in force of a rule or budget itself."""
-        return part.bounds if self.are_in[part.when] else {}
+    def rates(part: Rule) -> Mapping[QuotaKind, float]:
+        return part.bounds if are_in[part.when] else {}
 
-    def _is_bounded(self, part: Rule) -> bool:
-        """Return whether a bound is in force, its own or of a budget around it."""
-        share = part.share
-        if isinstance(part, Budget):
-            part = self.overridden.get(part.name, part)
-        return bool(self._rates(part)) or (share is not None and self._is_bounded(share.budget))
+    def is_shared(share: Share | None) -> TypeGuard[Share]:
+        return share is not None and share.budget.name in bounded
 
-    def _rule(self, rule: Rule) -> Rule:
-        share = self._share(rule.share)
-        return rule if share == rule.share else replace(rule, share=share)
+    def shared(share: Share | None) -> Share | None:
+        return replace(share, budget=budgets[share.budget.name]) if is_shared(share) else None
 
-    def _share(self, share: Share | None) -> Share | None:
-        if share is None or not self._is_bounded(share.budget):
-            return None
-        return replace(share, budget=self._budget(share.budget))
-
-    def _budget(self, budget: Budget) -> Budget:
-        if budget.name not in self.budgets:
-            budget = self.overridden.get(budget.name, budget)
-            share = self._share(budget.share)
-            if share is not None:
-                share = replace(share, guaranteed=self.guaranteed[budget.name])
-            self.budgets[budget.name] = replace(budget, bounds=self._rates(budget), share=share)
-        return self.budgets[budget.name]
+    for budget, _ in guarantees_of(settings.rules):  # each before those in it
+        if rates(now(budget)) or is_shared(budget.share):
+            bounded.add(budget.name)
+    chosen: dict[tuple[str, ...], Rule] = {}
+    for rule in sorted(settings.rules, key=lambda each: each.when is None):
+        if are_in[rule.when] and (rates(rule) or is_shared(rule.share)):
+            chosen.setdefault((*rule.keys, *rule.keys.values()), rule)
+    for budget, guaranteed in guarantees_of(chosen.values()):
+        if budget.name in bounded:
+            share = shared(budget.share)
+            share = share and replace(share, guaranteed=guaranteed)
+            budgets[budget.name] = replace(now(budget), bounds=rates(now(budget)), share=share)
+    by_number = sorted(chosen.values(), key=lambda each: each.number)
+    shares = ((rule, shared(rule.share)) for rule in by_number)
+    rules = (rule if rule.share == share else replace(rule, share=share) for rule, share in shares)
+    return replace(settings, rules=tuple(rules))

@@ -251,4 +251,4 @@ class ClientRegistry:
         if not self._client_ids[identity.client_id]:
             del self._client_ids[identity.client_id]
         user, client_id = identity.user or "", identity.client_id or ""
-        self._bytes_total.forget(listener=identity.listener, user=user, client_id=client_id)
+        self._bytes_total.forget(identity.listener, user, client_id)

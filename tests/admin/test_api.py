@@ -328,7 +328,7 @@ async def test_the_status_has_all_that_the_page_shows(world: AdminWorld, ask: As
 async def test_metrics_and_health_stay_as_they_were(world: AdminWorld, ask: Ask):
     metrics = await ask("GET", "/metrics")
     assert metrics.headers[hdrs.CONTENT_TYPE] == "text/plain; version=0.0.4; charset=utf-8"
-    assert "kafka_quota_proxy_violations_total" in metrics.text
+    assert "kafka_quota_proxy_bytes_total" in metrics.text
     assert (await ask("GET", "/healthz")).json == {"status": "up"}
     assert (await ask("GET", "/readyz")).json == {"status": "ready"}
     world.not_ready = "closed"

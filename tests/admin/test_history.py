@@ -115,7 +115,7 @@ def test_it_samples_a_real_manager():
         world.now_ms += 1000.0
         send(4 * MIB)
         tick(world.history, world.now_ms)
-    (meter,) = (each for each in world.quotas.registry if each.kind is CONSUMER)
+    (meter,) = (each for each in world.quotas.iter_meters() if each.kind is CONSUMER)
     document = world.history.document(meter)
     assert document is not None
     rates = document["rates"]

@@ -28,7 +28,7 @@ class Measured(AdminWorld):
         self.instruments.bytes_total.of("default", "", name, "Fetch").inc(len(name))
 
     def forget(self, name: str) -> None:
-        self.instruments.bytes_total.forget(listener="default", user="", client_id=name)
+        self.instruments.bytes_total.forget("default", "", name)
 
 
 def exposed(world: AdminWorld, member: str = ONLY_MEMBER) -> list[tuple[str, str, list[Sample]]]:

@@ -8,17 +8,28 @@ from parts.virtual_time import VirtualTime
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
-from metrics.exposition import FigureCollector
+from metrics.exposition import PREFIX, FigureCollector
 from proxy.quota.client_quotas import ClientQuotas
-from proxy.quota.entities import ClientIdentity
+from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import NS_PER_MS, Lease
+from proxy.quota.meter import NS_PER_MS, Lease, Meter
 from proxy.quota.meters import OF_SENSORS, Clock
 from proxy.quota.rules import QuotaSettings, Rule
 
 
 def sensor_collector(quotas: QuotaManager, clock_ms: Clock) -> FigureCollector:
     return FigureCollector([(OF_SENSORS, quotas.figure_rows)], clock_ms, sys.maxsize)
+
+
+def shown_figure(
+    quotas: QuotaManager, name: str, entity: str, kind: QuotaKind = CONSUMER_BYTE_RATE
+) -> float | None:
+    """Return what a scrape has of a sensor under a name without prefix; None: it has nothing."""
+    exposed = CollectorRegistry()
+    table = OF_SENSORS._replace(figures={name: OF_SENSORS.figures[name]})
+    exposed.register(FigureCollector([(table, quotas.figure_rows)], lambda: 0.0, sys.maxsize))
+    labels = {"quota_entity": entity, "quota": str(kind)}
+    return exposed.get_sample_value(PREFIX + name, labels)
 
 
 class QuotaWorld(VirtualTime):
@@ -32,9 +43,12 @@ class QuotaWorld(VirtualTime):
         self.prometheus = CollectorRegistry()
         self.instruments = Instruments(self.prometheus, max_label_sets=settings.max_client_entities)
         self.quotas = QuotaManager(settings, self.instruments)
-        self.sensors = self.quotas.registry
         for name, listener in listeners.items():
             setattr(self.quotas, name, listener)
+
+    @property
+    def sensors(self) -> list[Meter]:
+        return list(self.quotas.iter_meters())
 
     def client_quotas(
         self, client_id: str | None = "c", user: str | None = None, listener: str = "default"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from proxy.admin.sensor_rows import BudgetPart, SensorRow, row_groups
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import LAST_MINUTE
 from proxy.quota.meters import Clock
 from proxy.quota.pacer import MAX_CARRY_MS
 from proxy.quota.rules import Rule
@@ -48,12 +47,12 @@ def view_of(row: SensorRow, now_ms: float) -> SensorView:
         entity=meter.entity,
         kind=meter.kind,
         rule=meter.rule,
-        rate=meter.metric.measure(now_ms),
+        rate=meter.rate.measure(now_ms),
         bound=meter.shown_bound,
-        window_ms=meter.window_ms(now_ms),
+        window_ms=meter.rate.window_size_ms(now_ms),
         owed_ms=min(meter.owed_ms(now_ms), MAX_CARRY_MS),
-        holds=holds.events(LAST_MINUTE, now_ms) if holds else 0,
-        held_ms=holds.measure(LAST_MINUTE, now_ms) if holds else 0.0,
+        holds=holds.events(now_ms) if holds else 0,
+        held_ms=holds.measure(now_ms) if holds else 0.0,
         hold_until_ms=meter.hold_until_ms(now_ms),
         waiting=meter.waiting,
         throttled=meter.is_throttled,
@@ -62,8 +61,8 @@ def view_of(row: SensorRow, now_ms: float) -> SensorView:
         static_bound=meter.rule.ceilings[meter.kind] if meter.is_adaptive else None,
         reason=meter.adapted.reason if meter.adapted and meter.is_adaptive else None,
         enforced=meter.is_enforced,
-        would_throttle=above.events(LAST_MINUTE, now_ms) if above else 0,
-        above_s=int(above.measure(LAST_MINUTE, now_ms)) if above else 0,
+        would_throttle=above.events(now_ms) if above else 0,
+        above_s=int(above.measure(now_ms)) if above else 0,
         part=row.part,
         leased=meter.leased,
         used_by=meter.used_by,

@@ -455,7 +455,7 @@ async def test_a_fetch_is_limited_as_by_python():
 async def test_what_was_lent_to_a_connection_is_free_when_it_has_gone():
     async with open_lab(rules=RULES["near"], lane=True) as lab:
         client, _ = await warmed_up(lab)
-        (meter,) = (each for each in lab.services.quotas.registry if each.kind is CONSUMER)
+        (meter,) = (each for each in lab.services.quotas.iter_meters() if each.kind is CONSUMER)
         assert (meter.gate.under_way, meter.gate.granted_size) == (1, LEAST_GRANT_BYTES)
         await client.close()
         await until(lambda: not lab.relay.connected)

@@ -32,11 +32,11 @@ BUDGETS = {
     "proxy/usage": Budget(980, 980),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5707, 3100),
+    "proxy/quota": Budget(5629, 3100),
     "proxy/progress": Budget(3649, 2950),
     "proxy/state": Budget(2174, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5524, 4430
+        5379, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(833, 650),
     "proxy/spark/usage": Budget(1572, 900),

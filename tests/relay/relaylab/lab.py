@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
@@ -15,11 +16,14 @@ import trustme
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
+from metrics.clock import clock_ms
+from metrics.exposition import FigureCollector
 from proxy.cluster.dial import upstream_context
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.progress.topics import TopicNames
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meters import OF_SENSORS
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
@@ -311,12 +315,15 @@ async def open_lab(
     metrics = CollectorRegistry()
     instruments = Instruments(metrics, max_label_sets=100)
     settings, names = QuotaSettings(rules=rules), TopicNames()
+    quotas = QuotaManager(settings, instruments)
+    sensors = OF_SENSORS, quotas.figure_rows
+    metrics.register(FigureCollector([sensors], clock_ms, sys.maxsize))
     new_usage = None if sample_every is None else lambda: ClientUsage(names, sample_every)
     services = Services(
         loop=loop,
         limits=limits or Limits(),
         mode=mode,
-        quotas=QuotaManager(settings, instruments),
+        quotas=quotas,
         reapers=Reapers(loop, instruments),
         instruments=instruments,
         max_pipes=512 if splice else 0,

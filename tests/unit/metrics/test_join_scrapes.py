@@ -44,7 +44,7 @@ def member() -> Instruments:
     made = Instruments(CollectorRegistry(), max_label_sets=10)
     made.bytes_total.of("default", "", HOSTILE, "Fetch").inc(1e17)
     made.throttle_seconds.labels("consumer_byte_rate").observe(0.3)
-    made.guaranteed_bytes.of("inf", "consumer_byte_rate").set(math.inf)
+    made.delay_queue_size.labels("inf").set(math.inf)
     return made
 
 

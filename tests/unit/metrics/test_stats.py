@@ -4,44 +4,37 @@ import math
 
 import pytest
 
-from metrics import Count, MetricConfig, Rate, WindowedSum
+from metrics import MetricConfig, Rate, WindowedSum
 
 MB = 1_000_000
 TWO_WINDOWS = MetricConfig(samples=2, window_ms=1000)
 
 
-def record_all(stat, config, events):
+def record_all(stat, events):
     for at_ms, value in events:
-        stat.record(config, value, at_ms)
+        stat.record(value, at_ms)
     return stat
 
 
-@pytest.mark.parametrize(
-    ("stat", "expected"),
-    [
-        pytest.param(WindowedSum, 12.0, id="sum"),
-        pytest.param(Count, 3.0, id="count"),
-    ],
-)
-def test_combining_values_of_several_samples(stat, expected):
-    filled = record_all(stat(), TWO_WINDOWS, [(0, 3), (500, 7), (1200, 2)])
+def test_combining_values_of_several_samples():
+    filled = record_all(WindowedSum(TWO_WINDOWS), [(0, 3), (500, 7), (1200, 2)])
 
-    assert filled.measure(TWO_WINDOWS, 1300) == expected
+    assert (filled.measure(1300), filled.events(1300)) == (12.0, 3)
 
 
-@pytest.mark.parametrize("stat", [WindowedSum, Count, Rate])
+@pytest.mark.parametrize("stat", [WindowedSum, Rate])
 def test_nothing_recorded_measures_zero(stat):
-    assert stat().measure(TWO_WINDOWS, 5000) == 0.0
+    assert stat(TWO_WINDOWS).measure(5000) == 0.0
 
 
-@pytest.mark.parametrize("stat", [WindowedSum, Count, Rate])
+@pytest.mark.parametrize("stat", [WindowedSum, Rate])
 def test_what_is_too_old_is_forgotten(stat):
-    filled = record_all(stat(), TWO_WINDOWS, [(0, 3), (900, 7)])
+    filled = record_all(stat(TWO_WINDOWS), [(0, 3), (900, 7)])
 
-    assert filled.measure(TWO_WINDOWS, 2899) > 0
-    assert filled.measure(TWO_WINDOWS, 2900) == 0.0
-    filled.record(TWO_WINDOWS, 4, 2900)
-    assert filled.measure(TWO_WINDOWS, 2900) > 0
+    assert filled.measure(2899) > 0
+    assert filled.measure(2900) == 0.0
+    filled.record(4, 2900)
+    assert filled.measure(2900) > 0
 
 
 @pytest.mark.parametrize(
@@ -55,17 +48,17 @@ def test_what_is_too_old_is_forgotten(stat):
     ],
 )
 def test_a_sample_lives_as_long_as_its_last_event(now_ms, expected):
-    stat = record_all(WindowedSum(), TWO_WINDOWS, [(0, 10), (900, 100), (1000, 1)])
+    stat = record_all(WindowedSum(TWO_WINDOWS), [(0, 10), (900, 100), (1000, 1)])
 
-    assert stat.measure(TWO_WINDOWS, now_ms) == expected
+    assert stat.measure(now_ms) == expected
 
 
 def test_one_slot_more_than_samples_is_kept():
-    stat = record_all(WindowedSum(), TWO_WINDOWS, [(0, 1), (999, 1), (1000, 10), (2000, 100)])
+    stat = record_all(WindowedSum(TWO_WINDOWS), [(0, 1), (999, 1), (1000, 10), (2000, 100)])
 
-    assert stat.measure(TWO_WINDOWS, 2000) == 112
-    stat.record(TWO_WINDOWS, 1000, 3000)
-    assert stat.measure(TWO_WINDOWS, 3000) == 1100
+    assert stat.measure(2000) == 112
+    stat.record(1000, 3000)
+    assert stat.measure(3000) == 1100
 
 
 @pytest.mark.parametrize(
@@ -80,17 +73,17 @@ def test_one_slot_more_than_samples_is_kept():
 def test_event_window_ends_a_sample_early(event_window, values, expected):
     config = MetricConfig(samples=2, window_ms=1000, event_window=event_window)
 
-    stat = record_all(Count(), config, [(0, 1)] * values)
+    stat = record_all(WindowedSum(config), [(0, 1)] * values)
 
-    assert stat.measure(config, 0) == expected
+    assert stat.measure(0) == stat.events(0) == expected
 
 
 def test_event_window_and_window_end_a_sample_whichever_is_first():
     config = MetricConfig(samples=1, window_ms=1000, event_window=2)
-    stat = record_all(WindowedSum(), config, [(0, 1), (0, 10), (400, 100), (1400, 1000)])
+    stat = record_all(WindowedSum(config), [(0, 1), (0, 10), (400, 100), (1400, 1000)])
 
     # Samples began at 0, at 400 (third event) and at 1400 (a window later, in the first's slot).
-    assert stat.measure(config, 1399) == 1100
+    assert stat.measure(1399) == 1100
 
 
 FIVE_OF_TWO_SECONDS = MetricConfig(samples=5, window_ms=2000)
@@ -115,42 +108,42 @@ FIVE_OF_TWO_SECONDS = MetricConfig(samples=5, window_ms=2000)
     ],
 )
 def test_window_size_after_one_value(config, first_ms, now_ms, expected_ms):
-    rate = Rate()
-    rate.record(config, 1, first_ms)
+    rate = Rate(config)
+    rate.record(1, first_ms)
 
-    assert rate.window_size_ms(config, now_ms) == expected_ms
+    assert rate.window_size_ms(now_ms) == expected_ms
 
 
 @pytest.mark.parametrize("samples", [1, 2, 11])
 def test_window_size_of_a_stat_without_values_is_not_zero(samples):
     config = MetricConfig(samples=samples)
 
-    assert Rate().window_size_ms(config, 77) == max(1, samples - 1) * config.window_ms
+    assert Rate(config).window_size_ms(77) == max(1, samples - 1) * config.window_ms
 
 
 def test_window_size_reaches_back_to_the_oldest_sample_that_is_kept():
-    rate = record_all(Rate(), TWO_WINDOWS, [(0, 1), (900, 1), (1000, 1), (2000, 1)])
+    rate = record_all(Rate(TWO_WINDOWS), [(0, 1), (900, 1), (1000, 1), (2000, 1)])
 
-    assert rate.window_size_ms(TWO_WINDOWS, 2500) == 2500
-    assert rate.window_size_ms(TWO_WINDOWS, 2900) == 1900
+    assert rate.window_size_ms(2500) == 2500
+    assert rate.window_size_ms(2900) == 1900
 
 
 def test_window_size_follows_samples_that_ended_by_their_events():
     config = MetricConfig(samples=2, window_ms=1000, event_window=1)
-    rate = record_all(Rate(), config, [(at_ms, 1) for at_ms in range(0, 600, 100)])
+    rate = record_all(Rate(config), [(at_ms, 1) for at_ms in range(0, 600, 100)])
 
     # Three slots: the oldest sample kept began at 300.
-    assert rate.window_size_ms(config, 500) == 200 + 1000
+    assert rate.window_size_ms(500) == 200 + 1000
 
 
 def test_eleven_megabytes_per_second_against_ten_gives_half_a_second():
     config = MetricConfig(samples=6, window_ms=1000)
     bound = 10 * MB
-    rate = Rate()
-    rate.record(config, 55 * MB, 0)
+    rate = Rate(config)
+    rate.record(55 * MB, 0)
 
-    measured = rate.measure(config, 0)
-    window_ms = rate.window_size_ms(config, 0)
+    measured = rate.measure(0)
+    window_ms = rate.window_size_ms(0)
 
     assert (measured, window_ms) == (11 * MB, 5000)
     assert round((measured - bound) / bound * window_ms) == 500
@@ -158,18 +151,18 @@ def test_eleven_megabytes_per_second_against_ten_gives_half_a_second():
 
 def test_a_steady_stream_is_measured_at_its_rate():
     config = MetricConfig()
-    rate = Rate()
+    rate = Rate(config)
     chunk, every_ms = 1 * MB, 100
     for at_ms in range(0, 60_000, every_ms):
-        rate.record(config, chunk, at_ms)
+        rate.record(chunk, at_ms)
         if at_ms >= config.samples * config.window_ms:
             # Both ends of the measured time may hold an event: one chunk too many.
-            assert 10 * MB <= rate.measure(config, at_ms) <= 10 * MB * 1.01
+            assert 10 * MB <= rate.measure(at_ms) <= 10 * MB * 1.01
 
 
 def test_huge_and_tiny_times_stay_finite():
     config = MetricConfig(samples=1, window_ms=1)
-    rate = Rate()
+    rate = Rate(config)
     for at_ms in (0.0, 1e-9, 0.001, 1.0, 1e15):
-        rate.record(config, 1e12, at_ms)
-        assert math.isfinite(rate.measure(config, at_ms))
+        rate.record(1e12, at_ms)
+        assert math.isfinite(rate.measure(at_ms))

@@ -6,7 +6,7 @@ from itertools import accumulate
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from metrics import Count, MetricConfig, Rate, WindowedSum
+from metrics import MetricConfig, Rate, WindowedSum
 
 configs = st.builds(
     MetricConfig, samples=st.integers(1, 6), window_ms=st.sampled_from([1.0, 10.0, 1000.0])
@@ -49,17 +49,16 @@ def kept_values(config, events, now_ms):
 def test_every_stat_equals_the_brute_force_one(config, event_window, stream, silence):
     config = MetricConfig(config.samples, config.window_ms, event_window)
     events = events_of(config, stream)
-    stats = {WindowedSum: sum, Count: len}
-    for kind, combine in stats.items():
-        stat = kind()
+    for kind, combine in ((WindowedSum.measure, sum), (WindowedSum.events, len)):
+        stat = WindowedSum(config)
         for count, (at_ms, value) in enumerate(events, start=1):
-            stat.record(config, value, at_ms)
+            stat.record(value, at_ms)
             kept = kept_values(config, events[:count], at_ms)
-            assert stat.measure(config, at_ms) == combine(kept)
+            assert kind(stat, at_ms) == combine(kept)
         if events:
             now_ms = events[-1][0] + silence * config.window_ms
             kept = kept_values(config, events, now_ms)
-            assert stat.measure(config, now_ms) == combine(kept)
+            assert kind(stat, now_ms) == combine(kept)
 
 
 @settings(deadline=None)
@@ -69,14 +68,14 @@ def test_sum_lies_between_the_exact_window_and_one_window_more(config, stream, d
     """Whenever it is measured: nothing young enough is lost, nothing much older is kept."""
     events = events_of(config, stream)
     age_ms = config.samples * config.window_ms
-    stat = WindowedSum()
+    stat = WindowedSum(config)
     for count, (at_ms, value) in enumerate(events, start=1):
-        stat.record(config, value, at_ms)
+        stat.record(value, at_ms)
         until_ms = events[count][0] if count < len(events) else at_ms + 2 * age_ms
         share = data.draw(st.floats(0, 1)) if data else 1.0
         now_ms = at_ms + (until_ms - at_ms) * share
         past = events[:count]
-        measured = stat.measure(config, now_ms)
+        measured = stat.measure(now_ms)
         assert measured >= sum(v for t, v in past if now_ms - t < age_ms)
         assert measured <= sum(v for t, v in past if now_ms - t < age_ms + config.window_ms)
 
@@ -84,20 +83,20 @@ def test_sum_lies_between_the_exact_window_and_one_window_more(config, stream, d
 @settings(deadline=None)
 @given(configs, streams, gaps)
 def test_a_rate_is_finite_not_negative_and_over_a_sane_window(config, stream, silence):
-    rate, total = Rate(), WindowedSum()
+    rate, total = Rate(config), WindowedSum(config)
     now_ms = 0.0
     for at_ms, value in [*events_of(config, stream), (None, 0)]:
         if at_ms is None:
             now_ms += silence * config.window_ms
         else:
             now_ms = at_ms
-            rate.record(config, value, now_ms)
-            total.record(config, value, now_ms)
-        window_ms = rate.window_size_ms(config, now_ms)
-        measured = rate.measure(config, now_ms)
+            rate.record(value, now_ms)
+            total.record(value, now_ms)
+        window_ms = rate.window_size_ms(now_ms)
+        measured = rate.measure(now_ms)
         assert math.isfinite(measured)
         assert measured >= 0
-        assert measured == total.measure(config, now_ms) * 1000 / window_ms
+        assert measured == total.measure(now_ms) * 1000 / window_ms
         assert window_ms >= max(1, (config.samples - 1) * config.window_ms * (1 - 1e-9))
         assert window_ms <= (config.samples + 1) * config.window_ms * (1 + 1e-9)
 
@@ -106,27 +105,27 @@ def test_a_rate_is_finite_not_negative_and_over_a_sane_window(config, stream, si
 @given(configs, streams)
 def test_a_record_adds_its_value_and_loses_none(config, stream):
     """Rollover takes nothing out that was still measured: there is no saw-tooth in the sum."""
-    stat = WindowedSum()
+    stat = WindowedSum(config)
     for at_ms, value in events_of(config, stream):
-        before = stat.measure(config, at_ms)
-        stat.record(config, value, at_ms)
-        assert stat.measure(config, at_ms) == before + value
+        before = stat.measure(at_ms)
+        stat.record(value, at_ms)
+        assert stat.measure(at_ms) == before + value
 
 
 @settings(deadline=None)
 @given(configs, streams, st.lists(gaps, min_size=1, max_size=10))
 def test_without_records_the_sum_only_falls_and_ends_at_zero(config, stream, silences):
-    stat = WindowedSum()
+    stat = WindowedSum(config)
     now_ms = 0.0
     for now_ms, value in events_of(config, stream):
-        stat.record(config, value, now_ms)
-    last = stat.measure(config, now_ms)
+        stat.record(value, now_ms)
+    last = stat.measure(now_ms)
     for silence in silences:
         now_ms += silence * config.window_ms
-        measured = stat.measure(config, now_ms)
+        measured = stat.measure(now_ms)
         assert 0 <= measured <= last
         last = measured
-    assert stat.measure(config, now_ms + (config.samples + 1) * config.window_ms) == 0
+    assert stat.measure(now_ms + (config.samples + 1) * config.window_ms) == 0
 
 
 class PlainRing:
@@ -171,7 +170,7 @@ class PlainRing:
 def test_what_is_remembered_between_calls_changes_nothing(samples, event_window, steps):
     """Any mix of records and measurements (None) gives what a plain ring gives."""
     config = MetricConfig(samples, 1000.0, event_window)
-    rate, total, ring = Rate(), WindowedSum(), PlainRing(config)
+    rate, total, ring = Rate(config), WindowedSum(config), PlainRing(config)
     now_ms = 0.0
     for gap, value in steps:
         now_ms += gap * config.window_ms
@@ -179,27 +178,28 @@ def test_what_is_remembered_between_calls_changes_nothing(samples, event_window,
             expected, size_ms = ring.measure(now_ms)
             # Less than a tick can only be left with one sample; then it is one window.
             size_ms = size_ms if size_ms >= 1 else config.window_ms
-            assert rate.window_size_ms(config, now_ms) == size_ms
-            assert rate.measure(config, now_ms) == expected * 1000 / size_ms
-            assert total.measure(config, now_ms) == expected
+            assert rate.window_size_ms(now_ms) == size_ms
+            assert rate.measure(now_ms) == expected * 1000 / size_ms
+            assert total.measure(now_ms) == expected
         else:
-            rate.record(config, value, now_ms)
-            total.record(config, value, now_ms)
+            rate.record(value, now_ms)
+            total.record(value, now_ms)
             ring.record(value, now_ms)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(configs, streams), min_size=2, max_size=4))
 def test_other_sampling_at_run_time_leaves_a_sane_rate(phases):
-    rate, total = Rate(), WindowedSum()
+    rate, total = Rate(MetricConfig()), WindowedSum(MetricConfig())
     now_ms, recorded = 0.0, 0
     for config, stream in phases:
+        rate.config = total.config = config
         events = events_of(config, stream, start_ms=now_ms)
         for now_ms, value in events:
-            rate.record(config, value, now_ms)
-            total.record(config, value, now_ms)
+            rate.record(value, now_ms)
+            total.record(value, now_ms)
             recorded += value
-            assert value <= total.measure(config, now_ms) <= recorded
-            assert rate.window_size_ms(config, now_ms) >= 1
-            assert 0 <= rate.measure(config, now_ms) < math.inf
-    assert total.measure(config, now_ms + (config.samples + 1) * config.window_ms) == 0
+            assert value <= total.measure(now_ms) <= recorded
+            assert rate.window_size_ms(now_ms) >= 1
+            assert 0 <= rate.measure(now_ms) < math.inf
+    assert total.measure(now_ms + (config.samples + 1) * config.window_ms) == 0

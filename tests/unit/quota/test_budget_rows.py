@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from closed_loop import CONSUMER, MB, PRODUCER
-from parts.quota_world import QuotaWorld
+from parts.quota_world import QuotaWorld, shown_figure
 from parts.sensor_views import views
 from test_budgets import ADHOC, ANALYTICS, END_MS, RATE, World, etl, rule
 
@@ -31,7 +31,7 @@ class Rows:
         self.by_client = {
             row.entity.partition("=")[2]: row for row in self.all if row.kind is CONSUMER
         }
-        rows = shares.rows(world.quotas.table.budgets, world.quotas.registry)
+        rows = shares.rows(world.quotas.table.budgets, world.quotas.by_name)
         now = Moment(0.0, world.loop.now_ms)
         shown = [SimpleNamespace(**BUDGET.document(row, now)) for row in rows]
         self.budgets = {row.name: row for row in shown if row.quota == CONSUMER}
@@ -263,8 +263,7 @@ def test_what_clients_are_guaranteed_is_a_metric():
     world = QuotaWorld(etl(), rule("n1"))
 
     def guaranteed(client_id):
-        labels = {"quota_entity": f"client-id={client_id}", "quota": "consumer_byte_rate"}
-        return world.prometheus.get_sample_value("kafka_quota_proxy_guaranteed_bytes", labels)
+        return shown_figure(world.quotas, "guaranteed_bytes", f"client-id={client_id}")
 
     for name in ("etl", "n1"):
         world.client_quotas(name).charge(CONSUMER, 1.0, 0.0)

@@ -216,9 +216,18 @@ def test_a_budget_that_is_not_enforced_is_measured():
     world.loop.run(END_MS)
     assert world.rate("n1") > 100
     assert world.rate("n2") == pytest.approx(20, rel=0.05)
-    (meter,) = (each for each in world.quotas.registry if each.entity == "budget=seen")
-    assert meter.metric.measure(END_MS) > 100 * MB
+    (meter,) = (each for each in world.quotas.iter_meters() if each.entity == "budget=seen")
+    assert meter.rate.measure(END_MS) > 100 * MB
     assert meter.above is not None
+
+
+def test_the_sensor_of_a_budget_stays_when_those_of_its_clients_go():
+    world = World(rule("n1"))
+    world.reads("n1", until_ms=1_000.0)
+    world.loop.run(2_000.0)
+    hour_ms = 3_600_000.0
+    assert sum(world.quotas.expiring(2_000.0 + hour_ms)) == 1
+    assert [each.entity for each in world.quotas.iter_meters()] == ["budget=analytics"]
 
 
 def test_a_budget_that_goes_leaves_its_clients_to_what_matches_then():

@@ -60,7 +60,7 @@ def owed_bytes(world: ClosedLoop) -> float:
     """What was charged and is not delivered."""
     return sum(
         meter.pacer.debt_ms(world.now_ms) * meter.pacer.bound / 1000
-        for meter in world.manager.registry
+        for meter in world.manager.iter_meters()
     )
 
 

@@ -88,7 +88,7 @@ class QueueMachine(RuleBasedStateMachine):
         number, delayed = entry
         here = [item for item in self.model if item[1] == number]
         assert delayed.waiting is bool(here)
-        assert delayed.cancel() is bool(here)
+        assert bool(delayed.cancel()) is bool(here)
         assert not delayed.cancel()
         self.model = [item for item in self.model if item[1] != number]
 

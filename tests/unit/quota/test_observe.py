@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from parts.quota_world import QuotaWorld
+from parts.quota_world import QuotaWorld, shown_figure
 
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, QuotaKind
@@ -20,8 +20,7 @@ ALL_OBSERVED = QuotaSettings(rules=(RULE,), enforce=False)
 
 
 def counted(world: QuotaWorld, name: str, kind: QuotaKind = CONSUMER) -> float:
-    labels = {"quota_entity": ENTITY, "quota": str(kind)}
-    return world.prometheus.get_sample_value(f"kafka_quota_proxy_{name}", labels) or 0.0
+    return shown_figure(world.quotas, name, ENTITY, kind) or 0.0
 
 
 def goes_on(client: ClientQuotas, now_ms: float, holds: bool = True) -> bool:

@@ -171,20 +171,20 @@ def test_no_pattern_of_pauses_and_sizes_gets_more_than_the_bound(requests, bound
 
     It asks for up to half a second's worth of its bound at a time.
     """
-    config, rate = MetricConfig(), Rate()
+    rate = Rate(MetricConfig())
     pacer = fresh(bound)
     now_ms = total = 0.0
     released: list[tuple[float, float]] = []
     for pause_ms, seconds in requests:
         size = seconds * bound
         now_ms += pause_ms
-        rate.record(config, size, now_ms)
-        window_ms = rate.window_size_ms(config, now_ms)
-        throttle_ms = throttle_time_ms(rate.measure(config, now_ms), bound, window_ms)
+        rate.record(size, now_ms)
+        window_ms = rate.window_size_ms(now_ms)
+        throttle_ms = throttle_time_ms(rate.measure(now_ms), bound, window_ms)
         now_ms += pacer.charge(size, throttle_ms, now_ms)
         total += size
         released.append((now_ms, size))
-        looks_back_s = config.samples * config.window_ms / 1000
+        looks_back_s = rate.config.samples * rate.config.window_ms / 1000
         assert total <= bound * (now_ms / 1000 + looks_back_s) + size
         begin_ms = now_ms - looks_back_s * 1000
         inside = math.fsum(each for at_ms, each in released if at_ms > begin_ms)

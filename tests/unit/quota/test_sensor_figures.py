@@ -9,6 +9,7 @@ from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity
 from proxy.quota.rules import QuotaSettings, Rule
 
 BOUND = 10_000_000.0
+HOUR_MS = 3_600_000.0
 RATES, BOUNDS = "kafka_quota_proxy_rate_bytes", "kafka_quota_proxy_bound_bytes"
 
 
@@ -110,8 +111,7 @@ def test_changes_of_quotas_and_sensors_show_at_the_next_scrape():
     world.read("a", 0)
     assert world.values(BOUNDS) == {"client-id=a": 7}
 
-    (meter,) = world.sensors
-    world.sensors.remove(meter.name)
+    assert sum(world.quotas.expiring(HOUR_MS)) == 1
     assert world.values(RATES) == world.values(BOUNDS) == {}
 
 
@@ -119,10 +119,13 @@ def test_a_sensor_that_goes_while_samples_are_read_is_left_out():
     world = Scraped()
     for client_id in ("a", "b", "c"):
         world.read(client_id, 50)
-    gone = list(world.sensors)[1]
+    world.now_ms = HOUR_MS / 2
+    for client_id in ("a", "c"):
+        world.read(client_id, 50)
+    world.now_ms = HOUR_MS
     samples = world.samples()
     first = next(samples)
-    world.sensors.remove(gone.name)
+    assert sum(world.quotas.expiring(HOUR_MS)) == 1
     world.read("d", 50)
 
     found = [sample.labels["quota_entity"] for sample in (first, *samples)]

@@ -164,7 +164,7 @@ def test_sensors_without_debt_make_room():
         client.close()
         made.pass_ms(SPAN_MS * 2)
     assert made.quotas.sensors_of(CLIENT) == ()
-    assert not any(meter.is_overflow for meter in made.quotas.registry)
+    assert not any(meter.is_overflow for meter in made.quotas.iter_meters())
 
 
 def test_who_is_not_bounded_owes_nothing():
@@ -181,8 +181,8 @@ def test_a_visit_to_an_observed_quota_is_measured():
     made = QuotaWorld(rule)
     client = made.client_quotas()
     assert made.quotas.charge_visit(CLIENT, "ip", CONSUMER, 5e6, made.now_ms) == 0
-    (meter,) = made.quotas.registry
-    assert meter.metric.measure(made.now_ms) > 0
+    (meter,) = made.quotas.iter_meters()
+    assert meter.rate.measure(made.now_ms) > 0
     assert client.charge(CONSUMER, 1.0, made.now_ms) is None
 
 
@@ -236,7 +236,7 @@ def test_a_large_debt_is_worked_off_slowly():
     for kind in (CONSUMER, TIME):
         client.charge(kind, 1.0, made.now_ms)
         made.quotas.owe(CLIENT, kind, math.inf, made.now_ms)
-    meters = {meter.kind: meter for meter in made.quotas.registry}
+    meters = {meter.kind: meter for meter in made.quotas.iter_meters()}
     assert meters[CONSUMER].debt_ms(made.now_ms) == MAX_CARRY_MS
     assert meters[TIME].debt_ms(made.now_ms) == meters[TIME].pacer.carry_ms < MAX_CARRY_MS
     assert client.owed_ms(CONSUMER, made.now_ms) < LARGE_DEBT_MS
