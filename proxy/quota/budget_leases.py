@@ -17,7 +17,7 @@ is later.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,7 +27,7 @@ from metrics.clock import MS_PER_SECOND
 
 from .meter import Meter
 from .rules import Budget, Share
-from .shares import Claim, divide
+from .shares import Claim, shares_by_claim
 
 RATE_LEASE_MS = 2_000.0
 """How long a member may use a lease, from when it asked."""
@@ -98,47 +98,60 @@ class BudgetClaim:
     """What all clients of a budget at one member may have of it."""
 
     weight: float = 1.0
-    """Of its clients, added up, without those in `inner`."""
+    """Of its clients, added up, without those in `inner` and `own`."""
     guaranteed: float = 0.0
-    """As `weight`, but with those of budgets in it."""
+    """To the clients of budgets in it."""
     demand: float = math.inf
     """Bytes per second; infinite while somebody waits."""
     inner: Mapping[str, InnerClaim] = field(default_factory=dict)
+    own: Mapping[tuple[float, float], int] = field(default_factory=dict)
+    """How many clients have a weight and a guarantee, here and at no other member."""
 
-    def among(self, inner_weights: Mapping[str, float]) -> Claim:
-        """Return the claim beside those of other members; `inner_weights` are those of all.
+    def among(self, inner_weights: Mapping[str, float]) -> Counter[Claim]:
+        """Return the claims beside those of other members; `inner_weights` are those of all.
 
-        What is in `inner` has its weight and its guarantee once, wherever its clients are.
+        What is in `inner` has its weight and its guarantee once, wherever its clients are. Who has
+        a guarantee has a claim alone: it leaves nothing of it to the others at its member.
         """
-        weight, guaranteed = self.weight, self.guaranteed
+        weight, claims = self.weight, Counter[Claim]()
+        for (own_weight, guaranteed), number in self.own.items():
+            claims[Claim(own_weight, guaranteed, demand=self.demand)] += number
         for name, each in self.inner.items():
             of_all = max(inner_weights.get(name, 0.0), each.inner_weight)
             part = each.inner_weight / of_all if of_all else 1.0
-            weight += each.weight * part
-            guaranteed += each.guaranteed * part
-        return Claim(weight or 1.0, guaranteed, demand=self.demand)
+            if each.guaranteed and part:
+                claim = Claim(each.weight * part, each.guaranteed * part, demand=self.demand)
+                claims[claim] += 1
+            else:
+                weight += each.weight * part
+        if weight or not claims:
+            claims[Claim(weight or 1.0, self.guaranteed, demand=self.demand)] += 1
+        return claims
 
     @property
     def lasting(self) -> float:
         """What is guaranteed here and at no other member."""
-        return min(self.guaranteed, self.demand)
+        own = math.fsum(guaranteed * number for (_, guaranteed), number in self.own.items())
+        return min(self.guaranteed + own, self.demand)
 
     def row(self) -> list[Any]:
         """Return it as JSON has it; `of` reads that."""
         demand = None if math.isinf(self.demand) else self.demand
         inner = {name: list(each) for name, each in self.inner.items()}
-        return [self.weight, self.guaranteed, demand, inner]
+        own = [[*each, number] for each, number in self.own.items()]
+        return [self.weight, self.guaranteed, demand, inner, own]
 
     @classmethod
     def of(cls, row: Any) -> Self:
         """Read a `row`. Raises ValueError, TypeError or AttributeError for anything else."""
-        weight, guaranteed, demand, inner = row
+        weight, guaranteed, demand, inner, own = row
         demand = math.inf if demand is None else float(demand)
         figures = {str(name): InnerClaim(*map(float, each)) for name, each in inner.items()}
-        least = (weight, guaranteed, demand, *(of for each in figures.values() for of in each))
+        numbers = {(float(of_one), float(least)): int(number) for of_one, least, number in own}
+        least = (weight, guaranteed, demand, *chain(*figures.values(), *numbers, numbers.values()))
         if not all(each >= 0 for each in least):
             raise ValueError(f"{row!r:.200} is no claim")
-        return cls(float(weight), float(guaranteed), demand, figures)
+        return cls(float(weight), float(guaranteed), demand, figures, numbers)
 
 
 NO_CLAIM = BudgetClaim(demand=0.0)
@@ -368,9 +381,11 @@ class BudgetOwner:
         inner_weights: defaultdict[str, float] = defaultdict(float)
         for name, inner in chain.from_iterable(each.inner.items() for each in claims):
             inner_weights[name] += inner.inner_weight
-        parts = divide(self.rate, [each.among(inner_weights) for each in claims])
-        shares = dict(zip(self._holders, parts, strict=True))
-        share, has = shares[demand.member], demand.uses.rate
+        several = [each.among(inner_weights) for each in claims]
+        shares = shares_by_claim(self.rate, sum(several, Counter[Claim]()))
+        own, has = demand.claim.among(inner_weights), demand.uses.rate
+        share = math.fsum(shares[claim] * number for claim, number in own.items())
+        share = min(share, demand.claim.demand)
         return has if 0 <= has - share <= HYSTERESIS * has else share
 
     def _free(self, demand: Demand, free_ms: float, now_ms: float) -> float:
@@ -389,6 +404,7 @@ def claim_of(of: Meter, before: float, passed_ms: float, now_ms: float) -> Budge
     """Return what clients want here of a sensor; `before` is what they had moved so long ago."""
     moved_per_s = (of.moved - before) / passed_ms * MS_PER_SECOND if passed_ms > 0 else 0.0
     weight, guaranteed, inner = float(of.gate.turns.clients), 0.0, dict[str, InnerClaim]()
+    own = Counter[tuple[float, float]]()
     if isinstance(of.rule, Budget):
         weight = 0.0
         for sharer, share in _active(of, now_ms):
@@ -398,14 +414,15 @@ def claim_of(of: Meter, before: float, passed_ms: float, now_ms: float) -> Budge
                 guaranteed += math.fsum(_guarantees(sharer, now_ms))
             elif sharer.is_divided:
                 inner[sharer.entity] = InnerClaim(share.weight, 1.0, share.guaranteed)
+            elif share.guaranteed:
+                own[share.weight, share.guaranteed] += 1
             else:
                 weight += share.weight
-                guaranteed += share.guaranteed
     bound = of.rule.ceilings[of.kind]
     demand = DEMAND_GROWTH * moved_per_s + DEMAND_HEADROOM * bound
     if of.gate.waiting or of.hold_until_ms(now_ms) is not None:
         demand = math.inf
-    return BudgetClaim(weight, min(guaranteed, bound), demand, inner)
+    return BudgetClaim(weight, min(guaranteed, bound), demand, inner, own)
 
 
 def is_idle(of: Meter, now_ms: float) -> bool:

@@ -14,7 +14,7 @@ from .entities import (
     ClientIdentity,
     QuotaKind,
 )
-from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, InFlightFetch, Waiter
+from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, Gate, InFlightFetch, Waiter
 from .meter import Lease, Level, Meter, sensor_name
 from .meters import Meters, ThrottleTime
 from .rules import Match
@@ -213,7 +213,7 @@ class ClientQuotas:
         now_ms: float,
         *,
         holds: bool = False,
-        is_begun: bool = False,
+        came: int | None = None,
         topics: Iterable[Meter] = (),
     ) -> bool:
         """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.
@@ -221,19 +221,20 @@ class ClientQuotas:
         Ask before the request costs anything; then charge it. `kind` bounds the request or its
         response, `waiter` is the connection's. `size` is that of a Produce request, or of the
         connection's last Fetch response, None before the first. `holds`: the response to a Fetch is
-        held, so it may be asked for ahead. `is_begun`: it is for more of a request that was
-        admitted, which is charged as it comes. `topics`: the sensors of the topics that it names.
+        held, so it may be asked for ahead. `came`: how much of a Produce request is there, which
+        its turn costs, as what follows counts with `took`; 0: it is for more of one that was
+        admitted. `topics`: the sensors of the topics that it names.
         """
         meter = self._meter(kind, now_ms)
         is_fetched = kind is CONSUMER_BYTE_RATE
-        levels = () if meter is None else meter.levels
+        own = levels = () if meter is None else meter.levels
         for each in topics:
             levels += each.levels
         if waiter.gate is not None and len(levels) > 1:
             levels = self._levels_to_pass(levels, waiter)
         for level in levels:
             gate = level.meter.gate
-            if is_begun and gate.has_turn(waiter):
+            if came == 0 and gate.has_turn(waiter):
                 continue
             ahead_ms = level.meter.ahead_ms if holds and is_fetched else 0.0
             if not gate.lets(waiter, ahead_ms, now_ms):
@@ -243,7 +244,10 @@ class ClientQuotas:
                 waiter.kind, waiter.entity = kind, level.meter.entity
                 return False
             if waiter.gate is gate:
-                gate.leave(waiter, now_ms, takes_turn=True)
+                cost = waiter.size if came is None or level not in own else came
+                gate.leave(waiter, now_ms, taken_bytes=cost)
+                if is_fetched:
+                    waiter.paid[gate] = cost
             if not is_fetched:
                 gate.give_turn(waiter)
         if waiter.gate is not None:
@@ -265,21 +269,34 @@ class ClientQuotas:
             level.meter.gate.turns.took(level.path_of(self._key), size)
 
     def grant(
-        self, asked_bytes: int, sizes: FetchSizes, now_ms: float, *, holds: bool
+        self,
+        asked_bytes: int,
+        sizes: FetchSizes,
+        now_ms: float,
+        *,
+        holds: bool,
+        paid: dict[Gate, int] | None = None,
     ) -> tuple[int, InFlightFetch | None]:
-        """Return how many bytes a Fetch may ask for, and what counts until its response."""
+        """Return how many bytes a Fetch may ask for, and what counts until its response.
+
+        `paid`: see Waiter; it is cleared.
+        """
+        paid = {} if paid is None else paid
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
         granted_bytes = self.most_at(meter.levels, asked_bytes, sizes, now_ms, holds=holds)
         expected: InFlightFetch | None = None
         for level in reversed(meter.levels):
-            expected = level.meter.gate.expect(
+            gate = level.meter.gate
+            expected = gate.expect(
                 *(sizes, now_ms, granted_bytes),
                 holds=holds,
-                path=level.path_of(self._key) if level.counts_brought else None,
+                path=level.path_of(self._key) if level.counts_brought and gate in paid else None,
+                turn_bytes=paid.get(gate, 0),
                 outer=expected,
             )
+        paid.clear()
         return granted_bytes, expected
 
     def most_at(

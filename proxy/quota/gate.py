@@ -97,6 +97,8 @@ class Waiter:
     """With what `wake` was called last."""
     turn: object = None
     """The turn that it was given last; see `Gate.give_turn`."""
+    paid: "dict[Gate, int]" = field(default_factory=dict)
+    """What the turns of a Fetch have cost, until its response is known."""
 
     def leave(self, now_ms: float) -> None:
         """Give the place up, if it has one."""
@@ -130,7 +132,7 @@ class InFlightFetch:
 
     gate: "Gate"
     turn_bytes: int
-    """Expected, as its turn was counted."""
+    """What its turn has cost."""
     size: int
     """As it counts until the response."""
     granted: int
@@ -142,7 +144,7 @@ class InFlightFetch:
     is_one_batch: bool
     """Whether it is limited to a record batch."""
     path: TurnPath | None = None
-    """Of its client, whose turn counts with what it brought; None: with what was expected."""
+    """Of its client, whose turn counts with what it brought; None: with its cost, if it had one."""
     outer: "InFlightFetch | None" = None
     """The same as a budget's gate counts it."""
     counted: bool = True
@@ -242,11 +244,10 @@ class Gate:
         waiter.wakes_ms = math.inf
         self.poke(now_ms)
 
-    def leave(self, waiter: Waiter, now_ms: float, *, takes_turn: bool = False) -> None:
-        """Give a place up, when its turn has come or its connection is closed."""
+    def leave(self, waiter: Waiter, now_ms: float, *, taken_bytes: int | None = None) -> None:
+        """Give a place up: its turn has come, which costs so much, or its connection is closed."""
         if waiter.gate is self:
             self.waiting -= 1
-            taken_bytes = waiter.size if takes_turn else None
             self.turns.leave(waiter, waiter.client, now_ms, taken_bytes)
             waiter.gate, waiter.wakes_ms = None, math.inf
             self.poke(now_ms)
@@ -334,11 +335,12 @@ class Gate:
         *,
         holds: bool,
         path: TurnPath | None = None,
+        turn_bytes: int = 0,
         outer: InFlightFetch | None = None,
     ) -> InFlightFetch:
         """Count a Fetch until its response, by the size of its connection's last one, if any.
 
-        For `path` and `outer` see InFlightFetch.
+        For `path`, `turn_bytes` and `outer` see InFlightFetch.
         """
         expected_bytes, least_bytes = sizes.last_bytes, 0
         if expected_bytes is None:
@@ -351,7 +353,7 @@ class Gate:
         granted_bytes = 0 if holds else max(granted_bytes, 0)  # brokers take less than 0 for that
         counted_bytes = max(expected_bytes, least_bytes)
         expected = InFlightFetch(
-            *(self, expected_bytes, counted_bytes, granted_bytes),
+            *(self, turn_bytes, counted_bytes, granted_bytes),
             *(now_ms + EXPECTED_MS, sizes, is_one_batch),
             *(path, outer),
         )

@@ -59,6 +59,20 @@ _Heap: TypeAlias = list[tuple[float, int, Hashable]]
 
 
 @dataclass(slots=True, eq=False)
+class _TurnTaker:
+    """What is known of a member that waits, or had a turn lately."""
+
+    had: float
+    """In bytes for a weight of 1, as if it had always wanted its share."""
+    served_ms: float
+    """Until when its guarantee is served."""
+    turn_bytes: float = 0.0
+    """What its last turn has brought so far."""
+    is_by_guarantee: bool = False
+    """Whether that turn was for its guarantee."""
+
+
+@dataclass(slots=True, eq=False)
 class FairOrder:
     """The order of turns of a group's members that wait, by what each of them had."""
 
@@ -68,11 +82,8 @@ class FairOrder:
     """Who has the least is next."""
     _late: _Heap = field(default_factory=list)
     """Those with a guarantee by until when it is served."""
-    _had: dict[Hashable, float] = field(default_factory=dict)
-    """In bytes for a weight of 1, as if each had always wanted its share; who had a turn last
-    is last."""
-    _served_ms: dict[Hashable, float] = field(default_factory=dict)
-    """Until when the guarantee of a member is served."""
+    _members: dict[Hashable, _TurnTaker] = field(default_factory=dict)
+    """Who had a turn last is last."""
     _level: float = 0.0
     """What they had whose turn was last."""
     _largest: float = float(TURN_BYTES)
@@ -91,19 +102,17 @@ class FairOrder:
         Who is new comes later by these: a client with a name for each request would be first.
         """
         key, weight, guaranteed, _ = step
-        level, had = self._level, self._had.get(key)
-        if had is None:
-            if len(self._had) >= MOST_KNOWN + len(self._waiting):
-                forgotten = next(iter(self._had))
-                del self._had[forgotten]
-                self._served_ms.pop(forgotten, None)
-            self._had[key] = level
+        level, member = self._level, self._members.get(key)
+        if member is None:
+            if len(self._members) >= MOST_KNOWN + len(self._waiting):
+                del self._members[next(iter(self._members))]
+            member = self._members[key] = _TurnTaker(level, now_ms)
             had = level + size / weight
         else:
-            self._had[key] = had = max(had, level - max(TURN_BYTES, size) / weight)
+            member.had = had = max(member.had, level - max(TURN_BYTES, size) / weight)
         if guaranteed:
             saved_ms = max(TURN_BYTES, size) / guaranteed
-            self._served_ms[key] = max(self._served_ms.get(key, now_ms), now_ms - saved_ms)
+            member.served_ms = max(member.served_ms, now_ms - saved_ms)
         self._enter(step, had)
 
     def leave(self, key: Hashable) -> None:
@@ -117,39 +126,45 @@ class FairOrder:
     def take(self, key: Hashable, size: int, now_ms: float) -> None:
         """Have one take its turn, which costs so many bytes; it goes on waiting."""
         _, step = self._waiting[key]
-        _, weight, guaranteed, _ = step
-        had = self._had.pop(key, self._level)
-        self._largest = max(size, self._largest * TURN_DECAY)
-        if guaranteed and self._served_ms[key] <= now_ms:
-            served_ms = max(self._served_ms[key], now_ms - LATE_GUARANTEE_MS)
-            self._served_ms[key] = served_ms + size / guaranteed
-            most = self._level + AHEAD_TURNS * self._largest / weight
-            had = max(had, min(had + size / weight, most))
+        member = self._members.pop(key, None) or _TurnTaker(self._level, now_ms)
+        self._members[key] = member
+        self._largest *= TURN_DECAY
+        member.turn_bytes = 0.0
+        member.is_by_guarantee = step.guaranteed > 0 and member.served_ms <= now_ms
+        if member.is_by_guarantee:
+            member.served_ms = max(member.served_ms, now_ms - LATE_GUARANTEE_MS)
         else:
             self._level = max(self._level, self._valid(self._heap)[0][0])
-            had += size / weight
-        self._had[key] = had
-        self._enter(step, had)
+        self.took(step, size)
 
     def took(self, step: Step, size: int) -> None:
-        """Count so many bytes more of one that has had a turn."""
-        had = self._had.get(step.key)
-        if had is not None:
-            self._had[step.key] = had = had + size / step.weight
-            if step.key in self._waiting:
-                self._enter(step, had)
+        """Count so many bytes more of the last turn of one that has had any; also less than 0."""
+        key, weight, guaranteed, _ = step
+        member = self._members.get(key)
+        if member is None:
+            return
+        member.turn_bytes += size
+        self._largest = max(member.turn_bytes, self._largest)
+        more = size / weight
+        if member.is_by_guarantee and guaranteed:
+            member.served_ms += size / guaranteed
+            most = self._level + AHEAD_TURNS * self._largest / weight
+            more = min(more, max(most - member.had, 0.0))
+        member.had += more
+        if key in self._waiting:
+            self._enter(step, member.had)
 
     def is_behind(self, step: Step) -> bool:
         """Return whether it gets less than its share, or wants less."""
-        least = self._level - TURN_BYTES / 2 / step.weight
-        return self._had.get(step.key, self._level) < least
+        member = self._members.get(step.key)
+        return member is not None and member.had < self._level - TURN_BYTES / 2 / step.weight
 
     def _enter(self, step: Step, had: float) -> None:
         key, number = step.key, next(self._numbers)
         self._waiting[key] = number, step
         heappush(self._heap, (had, number, key))
         if step.guaranteed:
-            heappush(self._late, (self._served_ms[key], number, key))
+            heappush(self._late, (self._members[key].served_ms, number, key))
 
     def _is_valid(self, entry: tuple[float, int, Hashable]) -> bool:
         waiting = self._waiting.get(entry[2])

@@ -91,17 +91,17 @@ class Channel:
         """Whether nothing comes any more but what the kernel has, and why it ended."""
         return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
 
-    def has_ended(self) -> bool:
-        """Return whether the peer is gone and nothing it sent is left to be read. Reads nothing.
+    def has_ended(self) -> bool | None:
+        """Return whether the peer is gone, False when it has sent more, None when neither is so.
 
-        A TLS goodbye is not decrypted for this: it counts as something to read.
+        Reads nothing. A TLS goodbye is not decrypted for this: it counts as something to read.
         """
         if self.buffered_bytes():
             return False
         try:
             return not self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            return False
+            return None
         except OSError:
             return True
 

@@ -116,7 +116,7 @@ class PairState:
         """Return how many bytes a Fetch may ask for; its response counts until it comes."""
         session, holds = exchange.kind.session, self.services.holds
         granted_bytes, exchange.expected = session.quotas.grant(
-            asked_bytes, session.fetch_sizes, now_ms, holds=holds
+            asked_bytes, session.fetch_sizes, now_ms, holds=holds, paid=self.waiter.paid
         )
         return granted_bytes
 
@@ -125,12 +125,12 @@ class PairState:
         if self.lane is not None:
             self.lane.request_bytes = self.lane.response_bytes = 0
 
-    def admits(self, exchange: Exchange, topics: Iterable[Meter] = ()) -> bool:
+    def admits(self, exchange: Exchange, came: int, topics: Iterable[Meter] = ()) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
 
-        It waits at the gates of `topics`, too. A bounded client gets no data here when another
-        member owns it: all members at once would give it a burst each. What a drain still sends on
-        waits for nothing.
+        `came`: how many bytes of it are there. It waits at the gates of `topics`, too. A bounded
+        client gets no data here when another member owns it: all members at once would give it a
+        burst each. What a drain still sends on waits for nothing.
         """
         if self.life.state is not OPEN:
             return True
@@ -154,21 +154,20 @@ class PairState:
             self._leave_gate()
             self.pause(Pause.GATED)
             return False
-        return self._passes_gate(exchange, bounded_by, exchange.sent_ms, topics=topics)
+        return self._passes_gate(exchange, bounded_by, exchange.sent_ms, came, topics)
 
     def admits_more(self, exchange: Exchange) -> bool:
         """Return whether more of a Produce request may be read; if not, it goes on later."""
         if self.life.state is not OPEN:
             return True
-        return self._passes_gate(exchange, PRODUCER_BYTE_RATE, clock_ms(), is_begun=True)
+        return self._passes_gate(exchange, PRODUCER_BYTE_RATE, clock_ms(), 0)
 
     def _passes_gate(
         self,
         exchange: Exchange,
         kind: QuotaKind,
         now_ms: float,
-        *,
-        is_begun: bool = False,
+        came: int,
         topics: Iterable[Meter] = (),
     ) -> bool:
         waiter, session = self.waiter, exchange.kind.session
@@ -178,8 +177,9 @@ class PairState:
         # Of what a request announces no more than a turn: the rest counts when it comes.
         announced = min(exchange.request_bytes, TURN_BYTES)
         size = session.fetch_sizes.last_bytes if is_fetch else announced
+        counted = None if is_fetch else came
         if not session.quotas.admit(
-            kind, waiter, size, now_ms, holds=holds, is_begun=is_begun, topics=topics
+            kind, waiter, size, now_ms, holds=holds, came=counted, topics=topics
         ):
             self.pause(Pause.GATED)
             return False

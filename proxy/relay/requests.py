@@ -471,7 +471,7 @@ class RequestFlow(FrameFlow):
                 self._need_more(view)
                 return False
             session.quotas.joined(timeout[0])
-        if not self._pair.admits(exchange, topics):
+        if not self._pair.admits(exchange, min(len(view), frame_bytes), topics):
             return False
         if asked is not None:
             max_wait_ms, max_bytes, end = asked
@@ -540,8 +540,10 @@ class RequestFlow(FrameFlow):
         if self.wait is not END:
             return END
         assert self._source is not None
-        is_produce = self.stash[_API_KEY] == _PRODUCE
-        return OWNER if is_produce or not self._source.has_ended() else CLOSED
+        has_ended = self._source.has_ended()
+        if has_ended is None:  # it is run for another reason
+            return END
+        return CLOSED if has_ended and self.stash[_API_KEY] != _PRODUCE else OWNER
 
     def _is_for_broker(self, exchange: Exchange, frame: memoryview) -> bool:
         """Show a request, the latest of those in flight; return whether it is to be sent on."""

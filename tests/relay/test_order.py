@@ -10,6 +10,7 @@ from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, un
 
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay.pump import END
 from proxy.relay.responses import LONGEST_MUTE_MS, MAX_HEAD_BYTES
 from proxy.relay.services import Limits, ThrottleMode
 
@@ -280,6 +281,20 @@ async def test_produce_that_waits_is_sent_on_though_the_client_has_closed():
         lab.services.quotas.update(QuotaSettings())
         assert [await broker.frame() for _ in asked] == asked
         assert await broker.ended() == b""
+
+
+async def test_who_closes_while_its_fetch_waits_is_noticed_though_it_was_asked_again_before():
+    async with open_lab(rules=(slow_client(),)) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1))
+        await broker.send(frames.fetch_response(1, 1_000_000))
+        await client.send(frames.fetch_request(2))
+        await until(lambda: any(each.waiter.gate for each in lab.relay.connections))
+        (connection,) = lab.relay.connections
+        for _ in range(3):
+            connection.requests.run()
+            assert connection.requests.wait is END
+        await client.close()
+        await until(lambda: not lab.relay.connections)
 
 
 async def test_no_more_requests_are_read_than_may_be_unanswered():

@@ -164,7 +164,8 @@ class Consumer:
 
     def _grant(self) -> tuple[int, InFlightFetch | None]:
         now_ms = self.world.now_ms
-        return self.client.grant(self.asked_bytes, self.sizes, now_ms, holds=not self.mutes)
+        holds, paid = not self.mutes, self._waiter.paid
+        return self.client.grant(self.asked_bytes, self.sizes, now_ms, holds=holds, paid=paid)
 
     def _may_pass(self, size: int) -> bool:
         """Take so much from the lease, which is renewed as the lane and its owner do."""
@@ -193,6 +194,8 @@ class Consumer:
                 expected.answered(size)
             charge = self.client.charge(CONSUMER, size, world.now_ms)
         due_ms = charge.due_ms if charge is not None else world.now_ms
+        if charge is not None:
+            self.client.sensors.held(charge, due_ms - world.now_ms, world.now_ms)
         world.holds.append((world.now_ms, due_ms - world.now_ms))
         if self.mutes:
             self._delivered(size)
@@ -262,8 +265,13 @@ class Announcer:
     chunk_ms: float = 0.5
     finished: int = 0
     """Requests that came whole."""
+    client: ClientQuotas = None  # type: ignore[assignment]
+    """Whose connection it is; None: the world's client's."""
+    got: list[tuple[float, float, int]] = field(default_factory=list)
+    """(when it came, the same, bytes) of each part of a body."""
 
     def __post_init__(self) -> None:
+        self.client = self.client or self.world.client
         self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
         self._left = 0
         self._waits = False
@@ -273,11 +281,11 @@ class Announcer:
         self._try()
 
     def _try(self) -> None:
-        world, client = self.world, self.world.client
+        world, client = self.world, self.client
         is_begun = self._left > 0
         announced = min(self.size, TURN_BYTES)
         if not self._waits or not client.admit(
-            PRODUCER, self._waiter, announced, world.now_ms, is_begun=is_begun
+            PRODUCER, self._waiter, announced, world.now_ms, came=0 if is_begun else HEAD_BYTES
         ):
             return
         self._waits = False
@@ -292,6 +300,7 @@ class Announcer:
         charge = client.charge(PRODUCER, chunk, world.now_ms)
         client.took(PRODUCER, chunk)
         world.delivered.append((world.now_ms, chunk))
+        self.got.append((world.now_ms, world.now_ms, chunk))
         if self._left:
             world.at(world.now_ms + self.chunk_ms, self.ask)
             return

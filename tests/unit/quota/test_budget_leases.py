@@ -29,7 +29,7 @@ from proxy.quota.budget_leases import (
     Voters,
     Votes,
 )
-from proxy.quota.shares import divide
+from proxy.quota.shares import Claim, divide
 
 BUDGET = 200.0
 GUARANTEED = 4.0
@@ -270,9 +270,31 @@ def test_each_member_gets_what_is_due_to_its_clients():
     claims = {"a": BudgetClaim(3, 60.0), "b": ALL, "c": ALL}
     net = Network(claims)
     net.run(SETTLED_MS)
-    due = divide(BUDGET, [claim.among({}) for claim in claims.values()])
+    due = divide(BUDGET, [each for claim in claims.values() for each in claim.among({})])
     assert list(net.rates().values()) == pytest.approx(due, rel=0.1)
     assert net.total() >= 0.97 * BUDGET
+
+
+def test_a_guarantee_takes_nothing_from_the_others_at_its_member():
+    """One of 100 is guaranteed 100 of 200: the others share the rest, wherever they are."""
+    claims = {
+        "a": BudgetClaim(33, own={(1.0, 100.0): 1}),
+        "b": BudgetClaim(33),
+        "c": BudgetClaim(33),
+    }
+    net = Network(claims, guaranteed=100.0)
+    net.run(2 * SETTLED_MS)
+    third = (BUDGET - 100.0) / 3
+    due = {"a": 100.0 + third, "b": third, "c": third}
+    assert net.rates() == pytest.approx(due, rel=0.1)
+    assert claims["a"].lasting == 100.0
+
+
+def test_clients_with_the_same_guarantee_are_as_many_claims():
+    claim = BudgetClaim(0.0, own={(2.0, 10.0): 3}, demand=50.0)
+    assert claim.among({}) == {Claim(2.0, 10.0, demand=50.0): 3}
+    assert BudgetClaim.of(claim.row()) == claim
+    assert claim.lasting == 30.0
 
 
 def test_what_one_leaves_others_have_and_give_back():

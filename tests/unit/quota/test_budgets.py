@@ -3,10 +3,11 @@
 from itertools import product
 
 import pytest
-from closed_loop import CONSUMER, MB, PRODUCER, ClosedLoop, Consumer, Producer
+from closed_loop import CONSUMER, MB, PRODUCER, Announcer, ClosedLoop, Consumer, Producer
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import ClientIdentity
+from proxy.quota.gate import FetchSizes
 from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, RuleTable, Share
 from proxy.quota.shares import Claim, divide
 
@@ -39,6 +40,14 @@ class Sized(Consumer):
         super().answered(min(size, self.size), expected)
 
 
+class NewEachTime(Sized):
+    """One that is made anew for each request."""
+
+    def answered(self, size, expected):
+        super().answered(size, expected)
+        self.sizes = FetchSizes()
+
+
 class World:
     """The clients of some rules, each with a rule of its own name."""
 
@@ -47,12 +56,22 @@ class World:
         self.loop = ClosedLoop(self.quotas)
         self.connections = {}
 
-    def reads(self, name, connections=4, size=500_000, from_ms=0.0, until_ms=float("inf")):
+    def reads(
+        self,
+        name,
+        connections=4,
+        size=500_000,
+        from_ms=0.0,
+        until_ms=float("inf"),
+        *,
+        kind=Sized,
+        batch_bytes=1,
+    ):
         client = self.quotas.client(ClientIdentity("l", None, name))
         for _ in range(connections):
             number = sum(map(len, self.connections.values()))
-            made = Sized(self.loop, number, ASKED_BYTES, client=client, ends_ms=until_ms)
-            made.size = size
+            made = kind(self.loop, number, ASKED_BYTES, client=client, ends_ms=until_ms)
+            made.size, made.batch_bytes = size, batch_bytes
             self.connections.setdefault(name, []).append(made)
             self.loop.at(from_ms + 0.1 * number, made.ask)
 
@@ -60,6 +79,13 @@ class World:
         client = self.quotas.client(ClientIdentity("l", None, name))
         for number in range(connections):
             made = Producer(self.loop, size, client=client, think_ms=0.2)
+            self.connections.setdefault(name, []).append(made)
+            self.loop.at(0.1 * number, made.ask)
+
+    def writes_in_parts(self, name, connections, size):
+        client = self.quotas.client(ClientIdentity("l", None, name))
+        for number in range(connections):
+            made = Announcer(self.loop, size, client=client)
             self.connections.setdefault(name, []).append(made)
             self.loop.at(0.1 * number, made.ask)
 
@@ -149,6 +175,48 @@ def test_producers_share_as_consumers_do():
         world.writes(name, connections)
     world.loop.run(END_MS)
     assert world.rates() == pytest.approx({"etl": 120, "n1": 40, "n2": 40}, **SETTLED)
+
+
+SMALL = Budget(name="small", bounds=dict.fromkeys(KINDS, 8 * MB))
+
+
+@pytest.mark.parametrize("size", [16_000, 60_000, 250_000, 1_000_000])
+@pytest.mark.parametrize("others", [60_000, 1_000_000])
+def test_a_guarantee_of_writing_is_no_more_than_it_says(size, others):
+    """Of a large request only a part is known when its turn comes."""
+    world = World(rule("g", 1, 1, budget=SMALL), rule("h", 7, budget=SMALL))
+    world.writes_in_parts("g", 8, size)
+    world.writes_in_parts("h", 8, others)
+    world.loop.run(END_MS)
+    assert world.rates() == pytest.approx({"g": 1, "h": 7}, rel=0.1)
+
+
+@pytest.mark.parametrize("connections", [20, 100, 200])
+def test_a_guarantee_of_reading_holds_beside_many_connections(connections):
+    """Where so many wait a Fetch brings one record batch, and not what the last one had."""
+    world = World(rule("g", 1, 4, budget=SMALL), rule("h", 20, budget=SMALL))
+    world.reads("g", 4, 1_000_000, batch_bytes=16_000)
+    world.reads("h", connections, 1_000_000, batch_bytes=16_000)
+    world.loop.run(END_MS)
+    assert world.rates() == pytest.approx({"g": 4, "h": 4}, rel=0.1)
+
+
+@pytest.mark.parametrize("connections", [20, 200])
+def test_a_new_connection_for_each_request_gains_nothing(connections):
+    world = World(rule("x", budget=SMALL), rule("h", budget=SMALL))
+    world.reads("x", connections, 1_000_000, kind=NewEachTime, batch_bytes=16_000)
+    world.reads("h", 30, 1_000_000, batch_bytes=16_000)
+    world.loop.run(END_MS)
+    assert world.rates() == pytest.approx({"x": 4, "h": 4}, rel=0.1)
+
+
+@pytest.mark.parametrize("size", [200_000, 1_000_000])
+def test_what_is_written_counts_once_however_long_the_requests_are(size):
+    world = World(rule("x", budget=SMALL), rule("h", budget=SMALL))
+    world.writes_in_parts("x", 8, size)
+    world.writes_in_parts("h", 8, 60_000)
+    world.loop.run(END_MS)
+    assert world.rates() == pytest.approx({"x": 4, "h": 4}, rel=0.1)
 
 
 def test_what_is_idle_is_lent_and_comes_back_within_a_second():

@@ -24,6 +24,7 @@ from proxy.quota.budget_leases import (
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Budget, Rule, Share
+from proxy.quota.shares import Claim
 
 RATE = 2 * MB
 SHARED = Rule(client_id_prefix="s", scope="shared", bounds={CONSUMER: RATE})
@@ -188,9 +189,9 @@ def test_what_a_visitor_had_of_a_part_is_not_charged_to_another_part():
 def test_a_share_of_a_budget_that_is_divided_counts_once():
     claim = BudgetClaim(1.0, 5.0, 1e9, {"user=a": InnerClaim(3.0, 1.0, 60.0)})
     assert BudgetClaim.of(claim.row()) == claim
-    one, half = claim.among({}), claim.among({"user=a": 2.0})
-    assert (one.weight, one.guaranteed) == (4.0, 65.0)
-    assert (half.weight, half.guaranteed) == (2.5, 35.0)
+    others = Claim(1.0, 5.0, demand=1e9)
+    assert claim.among({}) == {others: 1, Claim(3.0, 60.0, demand=1e9): 1}
+    assert claim.among({"user=a": 2.0}) == {others: 1, Claim(1.5, 30.0, demand=1e9): 1}
     assert claim.lasting == 5.0
 
 
@@ -205,5 +206,5 @@ def test_who_has_a_divided_share_of_a_budget_is_claimed_so():
     for user in ("a", None):
         quotas.client(ClientIdentity("l", user, "c")).charge(CONSUMER, 100.0, 0.0)
     claim = claim_of(quotas.leased["consumer_byte_rate:budget=b"], 0.0, 1000.0, 0.0)
-    assert (claim.weight, claim.guaranteed) == (1.0, 5.0)
+    assert (claim.weight, claim.guaranteed, claim.own) == (0.0, 0.0, {(1.0, 5.0): 1})
     assert claim.inner == {"user=a": InnerClaim(3.0, 1.0, 60.0)}
