@@ -147,9 +147,10 @@ class BudgetClaim:
         weight, guaranteed, demand, inner, own = row
         demand = math.inf if demand is None else float(demand)
         figures = {str(name): InnerClaim(*map(float, each)) for name, each in inner.items()}
-        numbers = {(float(of_one), float(least)): int(number) for of_one, least, number in own}
+        numbers = {(float(of_one), float(least)): number for of_one, least, number in own}
         least = (weight, guaranteed, demand, *chain(*figures.values(), *numbers, numbers.values()))
-        if not all(each >= 0 for each in least):
+        weights = (each[0] for each in (*figures.values(), *numbers))
+        if not (all(each >= 0 for each in least) and all(weights)):
             raise ValueError(f"{row!r:.200} is no claim")
         return cls(float(weight), float(guaranteed), demand, figures, numbers)
 

@@ -39,7 +39,7 @@ HANDED = {"records": [[RECORD.key, RECORD.text, RECORD.version]], "owed": [DEBT.
 ASKED = [("GET", ALIVE_PATH, {}), ("POST", VISITS_PATH, {"visits": []})]
 ASKED += [("POST", RECORDS_PATH, {"records": [], "owed": []})]
 SENSOR = "consumer_byte_rate:budget=link"
-DEMAND = [SENSOR, SENSOR, [0, 0.0, 0.0], [1.0, 0.0, None, {}]]
+DEMAND = [SENSOR, SENSOR, [0, 0.0, 0.0], [1.0, 0.0, None, {}, []]]
 VOTES = ["far/0#1", 1, [17]]
 
 
@@ -180,9 +180,13 @@ async def test_only_a_token_with_all_rights_asks_as_a_member(
                 {"votes": VOTES, "demands": [[*DEMAND[:2], [0, -1.0, 0.0], DEMAND[3]]]},
                 {"votes": VOTES, "demands": [[*DEMAND[:2], [0, 1.0, 2.0], DEMAND[3]]]},
                 {"votes": VOTES, "demands": [[*DEMAND[:2], [0, 1.0, 0.0, 1e9], DEMAND[3]]]},
-                {"votes": VOTES, "demands": [[*DEMAND[:3], [float("nan"), 0.0, None, {}]]]},
-                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {"a": [1.0]}]]]},
-                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, 7]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [float("nan"), 0.0, None, {}, []]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {"a": [1.0]}, []]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, 7, []]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {}]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {}, 7]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {}, [[1.0]]]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {}, [[0, 9, 1]]]]]},
             )
         ),
         *(
