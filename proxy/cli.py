@@ -264,7 +264,10 @@ def _log_uncaught(
 
 
 def _log_ignored(caught: "sys.UnraisableHookArgs | threading.ExceptHookArgs") -> None:
-    _log_uncaught(caught.exc_type, caught.exc_value, caught.exc_traceback)
+    # A client's server name that is not ASCII, of which `ssl` tells so: its handshake fails.
+    is_server_name = isinstance(getattr(caught, "object", None), bytes)
+    if not (is_server_name and caught.exc_type is UnicodeDecodeError):
+        _log_uncaught(caught.exc_type, caught.exc_value, caught.exc_traceback)
 
 
 def _check(options: argparse.Namespace) -> int:

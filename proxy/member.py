@@ -252,6 +252,8 @@ class Member:
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
             self._share_admin_port()
+            if predecessor is not None and tier is None:
+                self._pace_new_clients()
             hot_restart.complete()
         except BaseException:
             if tier is not None:
@@ -264,6 +266,13 @@ class Member:
             raise
         if launched is None:
             _log.info("admin", port=self._admin.port)
+
+    def _pace_new_clients(self) -> None:
+        """Give nobody credit for a while who may have had its bound at the predecessor till now."""
+        quotas = self._quotas
+        quotas.paces_new = True
+        span_s = quotas.settings.span_ms / MS_PER_SECOND
+        asyncio.get_running_loop().call_later(span_s, setattr, quotas, "paces_new", False)
 
     def accept(self) -> None:
         """Accept clients, and start the work that goes on, which does not end."""

@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 MOST_TAKEN_BYTES = MOST_WRITTEN_BYTES = 32 << 10
@@ -16,6 +17,11 @@ MOST_TAKEN_BYTES = MOST_WRITTEN_BYTES = 32 << 10
 
 MOST_IN_VAIN = 32
 """Records in a row without data, of which a handshake has ten: who sends more is given up."""
+
+MOST_HELLO_BYTES, MOST_HANDSHAKE_BYTES = 8 << 10, 24 << 10
+"""Taken from a client before it is answered, and before its handshake is done: its certificates.
+OpenSSL looks at a hello of 64 KiB for 27 ms, and may keep 3 MiB for it as long as the connection
+lasts. Those of clients have less than 2 KiB, and what they resume."""
 
 _HEADER_BYTES, _LENGTH = 5, slice(3, 5)  # of a record
 
@@ -45,6 +51,9 @@ class TlsSocket(socket.socket):
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         self.setblocking(False)
         self._read: Any = self.tls.read
+        self._may_take: float = MOST_HELLO_BYTES if server_side else inf
+        """How much more of a handshake."""
+        self._is_answered = False
         self._unsent, self._written = b"", 0
         """What TLS has made; how many bytes of data of that are not sent as a whole."""
         self._taken, self._missing, self._in_vain = memoryview(b""), 0, 0
@@ -55,8 +64,13 @@ class TlsSocket(socket.socket):
         try:
             while True:
                 try:
-                    return self.tls.do_handshake()
+                    self.tls.do_handshake()
+                    self._may_take = inf
+                    return
                 except ssl.SSLWantReadError:
+                    if self._to_send.pending and not self._is_answered:
+                        self._is_answered = True
+                        self._may_take += MOST_HANDSHAKE_BYTES - MOST_HELLO_BYTES
                     if not self._flush():
                         raise ssl.SSLWantWriteError from None
                     self._take()
@@ -130,6 +144,9 @@ class TlsSocket(socket.socket):
             if self._in_vain > MOST_IN_VAIN:
                 raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
         count = self._come.write(data[: self._missing])
+        self._may_take -= count
+        if self._may_take < 0:
+            raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
         self._missing -= count
         self._taken = data[count:] if is_kept else memoryview(bytes(data[count:]))
 

@@ -12,6 +12,7 @@ closed by what it calls stops at the next step.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 
 from proxy.quota.client_quotas import ClientQuotas
@@ -134,7 +135,7 @@ class FrameFlow(ABC):
 
     def close(self) -> None:
         """Stop. Sockets are the owner's to close."""
-        self.closed = True
+        self.closed, self.ready = True, None
         self._pair.shut_lane()
         self._wait_for(CLOSED)
         if self._pump is not None:
@@ -186,12 +187,20 @@ class FrameFlow(ABC):
         self._pair.close_stuck(self)
 
     def run_lane(self, ready: Callable[[], None]) -> None:
-        """Have the lane move all that TLS has read from the kernel: no selector would show it."""
-        assert self._source is not None
-        before = 0
+        """Have the lane move all that TLS has read from the kernel: no selector would show it.
+
+        It reads on from there, a record at a time, so that this might not end by itself.
+        """
+        if self.closed or self._source is None:
+            return
+        before, end_s = 0, perf_counter() + FAIR_S
         try:
             ready()
             while self.wait is READ and (left := self._source.buffered_bytes()) not in (0, before):
+                if perf_counter() > end_s:
+                    again = partial(self.run_lane, ready)
+                    self._pair.services.paced_steps.queue(again, self.address)
+                    return
                 before = left
                 ready()
         except OSError as error:

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from examples.devkit.loopback import free_ports
 
 TAKE_OVERS = 3
 RECORDS = 2_000
+RECORD_BYTES = 1_000
+BOUND = 200_000
+LEAST_SHARE = 0.5
 MOST_WORKERS = 3
 
 
@@ -60,6 +64,34 @@ def test_no_connection_is_refused(
                 assert read.count == RECORDS
         assert callers.outcomes["answered"] > TAKE_OVERS * CALLERS
         assert set(callers.outcomes) <= {"answered", "closed"}, callers.outcomes
+        running.stop()
+    finally:
+        running.kill()
+
+
+@pytest.mark.slow
+def test_a_client_at_its_bound_gets_no_new_credit(
+    kafka: EmbeddedBroker, topic: Callable[..., str], fill: Callable[..., None], tmp_path: Path
+) -> None:
+    """Ten seconds' worth may come at once at first, and never again where it was just had."""
+    port, first, last, admin_port = free_ports(4)
+    access = Access(f"{HOST}:{port}")
+    ports = {"bind": access.bootstrap, "broker_ports": f"{first}-{last}"}
+    rule = {"client-id": access.client_id, "consumer_byte_rate": BOUND}
+    settings = config(kafka.bootstrap, rules=[rule], listeners=[{**LISTENER, **ports}])
+    settings["admin"] = {"bind": f"{HOST}:{admin_port}"}
+    name = topic()
+    fill(name, RECORDS, RECORD_BYTES)
+    running = ProxyProcess(settings, tmp_path / "first", anew=True).start()
+    try:
+        Librdkafka().consume(access, name, RECORDS // 2)
+        arguments = ["--take-over", str(running.pid)]
+        running = ProxyProcess(settings, tmp_path / "next", arguments, anew=True).start()
+        began_s = time.monotonic()
+        read = Librdkafka().consume(access, name, RECORDS // 2)
+        assert read.count >= RECORDS // 2
+        least_s = RECORDS // 2 * RECORD_BYTES / BOUND
+        assert time.monotonic() - began_s > LEAST_SHARE * least_s
         running.stop()
     finally:
         running.kill()

@@ -1,8 +1,10 @@
 """TLS on either side: certificates as users, brokers told apart by name, brokers that want TLS."""
 
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +24,7 @@ from examples.devkit.broker_settings import Quorum, new_cluster_id
 from examples.devkit.loopback import free_ports
 from proxy.config import load_config
 from proxy.onboarding.local_usage import copy_topic
+from proxy.relay.log_limiter import LINES_AT_ONCE
 from proxy.spark.usage.usage_stream import usage_query
 from proxy.wire.apis import METADATA
 
@@ -81,6 +84,24 @@ def test_clients_over_tls(
     name = topic()
     client.produce(access, name, values)
     assert client.consume(access, name, len(values)).values[0] == [value for _, value in values]
+
+
+def test_server_names_that_are_not_ascii_fill_no_log(
+    proxy: Callable[..., ProxyProcess], pem: Files
+) -> None:
+    running = proxy(listeners=[{"tls": pem.server}])
+    sent = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="aaaa.b")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = sent.read().replace(b"aaaa.b", b"\xff" * 6)
+    for _ in range(3 * LINES_AT_ONCE):
+        with socket.create_connection((HOST, running.port)) as sock:
+            sock.sendall(hello)
+            while sock.recv(1 << 16):
+                pass
+    rejected = running.logged("client rejected", LINES_AT_ONCE)
+    assert {each["reason"] for each in rejected} == {"tls_handshake"}
 
 
 def test_it_is_shown_when_certificates_expire(

@@ -98,6 +98,18 @@ async def end(lab: Lab, how: str) -> None:
     await turns(20)
 
 
+@pytest.mark.parametrize("state", [answered, unanswered, held], ids=lambda state: state.__name__)
+async def test_a_closed_pair_of_a_client_by_tls_leaves_nothing(no_collector, certificates, state):
+    rules = tuple(map(slow_client, CLIENTS))
+    async with open_lab(rules=rules, client_tls=certificates) as lab:
+        counts = []
+        for client_id in CLIENTS:
+            await state(lab, client_id)
+            await end(lab, "the client goes")
+            counts.append(objects())
+        assert counts[1] - counts[0] == Counter()
+
+
 @pytest.mark.parametrize("how", ["the client goes", "it is drained"])
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 async def test_a_closed_pair_leaves_nothing(no_collector, state, how):

@@ -2,18 +2,23 @@
 
 import asyncio
 import gc
+import itertools
 import socket
 import weakref
 
 import pytest
 from parts.updating_client import BUFFER_BYTES, NOT_REQUESTED, REQUESTED, UpdatingClient
+from relaylab import frames
 from relaylab.lab import LIMIT_S, Certificates, open_lab, turns, until
 
 from proxy.cluster.dial import handshake
 from proxy.cluster.tls_socket import (
+    MOST_HANDSHAKE_BYTES,
+    MOST_HELLO_BYTES,
     MOST_IN_VAIN,
     TlsSocket,
 )
+from proxy.relay import frame_flow
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.tls import server_context
 
@@ -53,6 +58,75 @@ async def test_a_handshake_goes_on_when_the_peer_takes_more(certificates, tmp_pa
     await asyncio.wait_for(asyncio.gather(updating.greet(), greeting), LIMIT_S)
     updating.close()
     greeting.result().close()
+
+
+def records_of_a_hello(size: int) -> bytes:
+    """The start of a ClientHello (RFC 8446, 4.1.2) of 64 KiB, in records of 1 KiB."""
+    record = b"\x16\x03\x01\x04\x00"
+    hello = b"\x01\x00\xff\xff\x03\x03" + bytes(size)
+    return b"".join(record + hello[at : at + 1024] for at in range(0, size, 1024))
+
+
+async def test_a_long_hello_is_given_up_before_it_is_there(certificates):
+    client, near = socket.socketpair()
+    near.setblocking(False)
+    greeting = asyncio.create_task(handshake(near, certificates.server(), server_side=True))
+    client.send(records_of_a_hello(MOST_HELLO_BYTES - 2048))
+    await turns(20)
+    assert not greeting.done()
+    client.send(records_of_a_hello(4096))
+    with pytest.raises(OSError, match="Protocol error"):
+        await asyncio.wait_for(greeting, LIMIT_S)
+    client.close()
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_a_long_chain_of_a_client_is_given_up(certificates, tmp_path, is_long):
+    chain = tmp_path / "chain"
+    authority = certificates.ca.read_bytes()
+    most = MOST_HANDSHAKE_BYTES // len(authority) * (3 if is_long else 0)
+    chain.write_bytes(certificates.cert.read_bytes() + most * authority)
+    context = certificates.client()
+    context.load_cert_chain(chain, certificates.key)
+    client, near = socket.socketpair()
+    client.setblocking(False)
+    near.setblocking(False)
+    server = certificates.server(wants_certificate=True)
+    greetings = await asyncio.wait_for(
+        asyncio.gather(
+            handshake(client, context, server_side=False, server_hostname="localhost"),
+            handshake(near, server, server_side=True),
+            return_exceptions=True,
+        ),
+        LIMIT_S,
+    )
+    greeted = greetings[1]
+    assert isinstance(greeted, OSError if is_long else TlsSocket), greeted
+    for each in greetings:
+        if isinstance(each, TlsSocket):
+            each.close()
+
+
+async def test_the_lane_reads_on_from_tls_in_turns(certificates, monkeypatch):
+    """As long as there is more: a peer that sends on and on leaves time to the others."""
+    monkeypatch.setattr(frame_flow, "FAIR_S", 0.0)
+    async with open_lab(client_tls=certificates) as lab:
+        client, broker = await lab.pair(frames.metadata_request(1))
+        await broker.send(frames.metadata_response(1, {}))
+        await client.frame()
+        (connection,) = lab.relay.connections
+        sizes, calls = itertools.cycle((1, 2)), 0
+        connection.channel.buffered_bytes = lambda: next(sizes)
+
+        def ready() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == LONG:
+                connection.channel.buffered_bytes = int
+
+        connection.requests.run_lane(ready)
+        assert calls == 1
+        await until(lambda: calls == LONG)
 
 
 @pytest.mark.parametrize("answer", [NOT_REQUESTED, REQUESTED])

@@ -19,24 +19,24 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(349, 200),
+    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(352, 200),
     "proxy/launcher": Budget(617, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
-    "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1219, 650),
+    "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1228, 650),
     "proxy/tier": Budget(4252, 2350),
     "proxy/onboarding": Budget(970, 700),
     "proxy/queries": Budget(817, 650),
     "proxy/admin": Budget(6211, 4250),
     "proxy/config": Budget(2576, 2150),
-    "proxy/relay": Budget(6645, 4300),
+    "proxy/relay": Budget(6654, 4300),
     "proxy/usage": Budget(980, 980),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5681, 3100),
+    "proxy/quota": Budget(5689, 3100),
     "proxy/progress": Budget(3649, 2950),
     "proxy/state": Budget(2174, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5379, 4430
+        5396, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(833, 650),
     "proxy/spark/usage": Budget(1572, 900),
