@@ -144,10 +144,10 @@ class BudgetClaim:
     @classmethod
     def of(cls, row: Any) -> Self:
         """Read a `row`. Raises ValueError, TypeError or AttributeError for anything else."""
-        weight, guaranteed, demand, inner, own = row
+        weight, guaranteed, demand, inner, *own = row  # a member of an earlier version has no `own`
         demand = math.inf if demand is None else float(demand)
         figures = {str(name): InnerClaim(*map(float, each)) for name, each in inner.items()}
-        numbers = {(float(of_one), float(least)): number for of_one, least, number in own}
+        numbers = {(float(of_one), float(least)): number for of_one, least, number in chain(*own)}
         least = (weight, guaranteed, demand, *chain(*figures.values(), *numbers, numbers.values()))
         weights = (each[0] for each in (*figures.values(), *numbers))
         if not (all(each >= 0 for each in least) and all(weights)):

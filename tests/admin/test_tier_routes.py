@@ -183,7 +183,6 @@ async def test_only_a_token_with_all_rights_asks_as_a_member(
                 {"votes": VOTES, "demands": [[*DEMAND[:3], [float("nan"), 0.0, None, {}, []]]]},
                 {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {"a": [1.0]}, []]]]},
                 {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, 7, []]]]},
-                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {}]]]},
                 {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {}, 7]]]},
                 {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {}, [[1.0]]]]]},
                 {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {}, [[0, 9, 1]]]]]},
