@@ -198,13 +198,19 @@ class FrameFlow(ABC):
             ready()
             while self.wait is READ and (left := self._source.buffered_bytes()) not in (0, before):
                 if perf_counter() > end_s:
-                    again = partial(self.run_lane, ready)
-                    self._pair.services.paced_steps.queue(again, self.address)
+                    if not self._is_queued:
+                        self._is_queued = True
+                        turn = partial(self._take_lane_turn, ready)
+                        self._pair.services.paced_steps.queue(turn, self.address)
                     return
                 before = left
                 ready()
         except OSError as error:
             self._pair.close_failed(error)
+
+    def _take_lane_turn(self, ready: Callable[[], None]) -> None:
+        self._is_queued = False
+        self.run_lane(ready)
 
     def leave_lane(self, unsent: bytes, rest: bytes, error: int) -> None:
         """Handle what the lane did not: what it could not send, and what it read behind that.
