@@ -66,16 +66,11 @@ class Pacer:
     """Until then the formula decides no longer once more of the bound is owed."""
     forgives_ms: float = math.inf
     """When a large debt is forgiven that has become so large by a lower bound."""
-    unstretched: float = 1.0
-    """By how much lower bounds have not lengthened what is held: higher ones do not shorten it so
-    far, else changes in turn would release it. 1 or more."""
 
     def charge(self, size: float, throttle_ms: float, now_ms: float) -> float:
         """Add traffic; return its hold. `throttle_ms` is what the formula says, with it."""
         size_ms = size / self.bound * MS_PER_SECOND
         is_strict = now_ms < self.strict_until_ms
-        if self.next_ms <= now_ms:
-            self.unstretched = 1.0
         if now_ms >= self.forgives_ms:
             self.forgives_ms = math.inf
             self.due_ms = min(self.due_ms, now_ms + LARGE_DEBT_MS)
@@ -165,9 +160,7 @@ class Pacer:
         self.strict_until_ms = max(self.strict_until_ms, strict_until_ms)
         self.forgives_ms = math.inf
         self.due_ms = now_ms + owed_ms
-        left = share * self.unstretched
-        self.next_ms = now_ms + (self.next_ms - now_ms) * min(left, 1.0)
-        self.unstretched = max(left, 1.0)
+        self.next_ms = now_ms + (self.next_ms - now_ms) * share
         self.bound = bound
 
     def lower_bound(self, bound: float, rate: float, forgives_ms: float, now_ms: float) -> None:
@@ -187,7 +180,6 @@ class Pacer:
             self.loan_ms *= share
             if self.due_ms - now_ms > LARGE_DEBT_MS:
                 self.forgives_ms = forgives_ms
-                self.unstretched *= share
             else:
                 self.next_ms = self.due_ms
             self.bound = bound

@@ -149,18 +149,6 @@ def test_bounds_up_and_down_change_nothing_of_what_is_owed():
     assert pacer.debt_ms(9.0) == pytest.approx(1491, abs=1)
 
 
-def test_bounds_up_and_down_release_nothing_of_what_is_held():
-    pacer = pacing(30_000.0)
-    held_ms = pacer.owed_ms(0.0)
-    for _ in range(10):
-        pacer.lower_bound(0.5 * MB, MB, SPAN_MS, 0.0)
-        assert pacer.owed_ms(0.0) == pytest.approx(held_ms)
-        pacer.raise_bound(1 * MB, 0.0, SPAN_MS, 0.0)
-        assert pacer.owed_ms(0.0) == pytest.approx(held_ms)
-    pacer.raise_bound(2 * MB, 0.0, SPAN_MS, 0.0)
-    assert pacer.owed_ms(0.0) == pytest.approx(held_ms / 2)
-
-
 def test_a_client_that_a_lower_bound_finds_above_it_is_paced_and_not_punished():
     pacer = fresh(100 * MB)
     pacer.charge(500 * MB, 0, 0.0)
