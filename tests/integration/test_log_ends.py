@@ -19,7 +19,7 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.progress import log_ends as module
 from proxy.progress.log_ends import LogEnds
-from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.tracker import Reader
 
@@ -55,6 +55,16 @@ class Book:
 
 def asking(book: Book, *addresses: tuple[str, int]) -> LogEnds:
     return LogEnds(book, KafkaClient(Bootstrap(addresses)))
+
+
+def read_from(topic: str, offset: int) -> tuple[QueryRegistry, QueryProgress]:
+    """Give the registry of a query that reads a topic's first partition from there, and it."""
+    query = QuerySettings(name="orders", client_id="orders")
+    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: None, lambda _: True)
+    orders = book.query_of("orders")
+    assert orders is not None
+    Reader(orders).fetch_asked(topic, None, [(0, offset)], clock_ms())
+    return book, orders
 
 
 @pytest.fixture
@@ -116,11 +126,7 @@ async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
     monkeypatch.setattr(module, "LOG_END_INTERVAL_S", 3600.0)
     name = topic()
     fill(name, 3, 20)
-    query = QuerySettings(name="orders", client_id="orders")
-    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: None, lambda _: True)
-    orders = book.query_of("orders")
-    assert orders is not None
-    Reader(orders).fetch_asked(name, None, [(0, 1)], clock_ms())
+    book, orders = read_from(name, 1)
     ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])))
     async with at_work(ends.run()):
         await eventually(lambda: orders.partitions[name, 0].lag_records() == 2, "asked for")
@@ -133,11 +139,7 @@ async def test_a_topic_made_anew_while_nobody_reads_it_leaves_no_lag_that_is_not
 ) -> None:
     name = topic()
     fill(name, 9, 20)
-    query = QuerySettings(name="orders", client_id="orders")
-    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: None, lambda _: True)
-    orders = book.query_of("orders")
-    assert orders is not None
-    Reader(orders).fetch_asked(name, None, [(0, 2)], clock_ms())
+    book, orders = read_from(name, 2)
     ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])))
     async with at_work(ends.run()):
         await eventually(lambda: orders.partitions[name, 0].lag_records() == 7, "asked for")
