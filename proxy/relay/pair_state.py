@@ -8,7 +8,7 @@ from typing import Protocol
 from metrics.clock import clock_ms
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
-from proxy.quota.gate import Waiter
+from proxy.quota.gate import Gate, Waiter
 from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
@@ -112,11 +112,20 @@ class PairState:
                 self.grant(exchange, kind.max_bytes, clock_ms())
             self._in_flight.append(exchange)
 
-    def grant(self, exchange: Exchange, asked_bytes: int, now_ms: float) -> int:
-        """Return how many bytes a Fetch may ask for; its response counts until it comes."""
+    def grant(
+        self,
+        exchange: Exchange,
+        asked_bytes: int,
+        now_ms: float,
+        paid: dict[Gate, int] | None = None,
+    ) -> int:
+        """Return how many bytes a Fetch may ask for; its response counts until it comes.
+
+        `paid`: what its turns have cost, if it had any; see Waiter.
+        """
         session, holds = exchange.kind.session, self.services.holds
         granted_bytes, exchange.expected = session.quotas.grant(
-            asked_bytes, session.fetch_sizes, now_ms, holds=holds, paid=self.waiter.paid
+            asked_bytes, session.fetch_sizes, now_ms, holds=holds, paid=paid
         )
         return granted_bytes
 

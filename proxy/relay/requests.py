@@ -479,7 +479,8 @@ class RequestFlow(FrameFlow):
             if kind.max_bytes is None and kind.plain_start is not None:
                 kind.plain_start = bytes(view[START_BYTES:end])
                 kind.max_bytes = max_bytes
-            granted_bytes = self._pair.grant(exchange, max_bytes, exchange.sent_ms)
+            paid = self._pair.waiter.paid
+            granted_bytes = self._pair.grant(exchange, max_bytes, exchange.sent_ms, paid)
             if walks:
                 granted_bytes, exchange.topics = session.topics.expect(
                     granted_bytes, exchange.sent_ms, holds=self._pair.services.holds
