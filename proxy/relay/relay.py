@@ -94,11 +94,18 @@ class Relay:
             listener.accept()
 
     async def watch_idle(self) -> None:
-        """Close idle connections, until cancelled."""
+        """Close idle connections, until cancelled.
+
+        A round that comes very late is left out: what clients sent meanwhile was not read yet.
+        """
+        now_s = self._services.loop.time()
         while True:
-            timeout_s = self._services.limits.idle_timeout_s
-            await asyncio.sleep(min(timeout_s / IDLE_CHECKS_PER_TIMEOUT, MAX_IDLE_CHECK_S))
+            timeout_s, before_s = self._services.limits.idle_timeout_s, now_s
+            interval_s = min(timeout_s / IDLE_CHECKS_PER_TIMEOUT, MAX_IDLE_CHECK_S)
+            await asyncio.sleep(interval_s)
             now_s = self._services.loop.time()
+            if now_s - before_s > 2 * interval_s:
+                continue
             for connection in tuple(self.connections):
                 connection.check_idle(now_s, timeout_s)
 

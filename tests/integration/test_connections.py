@@ -1,6 +1,8 @@
 """Real clients of a real broker are listed, closed, counted and paced by what an operator says."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,6 +15,7 @@ from support.proxy_process import ProxyProcess, until
 from support.raw import RawClient, api_versions
 
 TIMEOUT_S = 30
+IDLE_S = 4
 ETL = "client-id=etl"
 TOO_MANY = "too_many_connections_of_client"
 
@@ -75,3 +78,23 @@ def test_a_client_that_connects_too_fast_waits_and_is_served(
     assert time.monotonic() - began_s > 2.0
     assert admin(process, "etl").list_topics(timeout=TIMEOUT_S).brokers
     assert process.metrics().value("connections_rejected_total", reason="connection_rate") == 0
+
+
+def test_who_asked_while_the_process_was_stopped_is_answered(
+    proxy: Callable[..., ProxyProcess],
+) -> None:
+    process = proxy(limits={"idle_timeout": f"{IDLE_S}s"})
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(RawClient(process.bootstrap, f"of-{number}")) for number in range(8)
+        ]
+        for client in clients[::2]:
+            client.ask(api_versions(3))
+        until(lambda: process.metrics().value("connections") == len(clients), "all are accepted")
+        os.kill(process.pid, signal.SIGSTOP)
+        for client in clients:
+            client.send(api_versions(3))
+        time.sleep(IDLE_S * 1.5)
+        os.kill(process.pid, signal.SIGCONT)
+        for client in clients:
+            assert client.receive().error_code == 0
