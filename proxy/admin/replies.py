@@ -133,7 +133,7 @@ def read_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, obj
     """Return a JSON object with these keys alone. Raises ApiError with status 400 for another."""
     fix = f"send {example}"
     try:
-        document = json.loads(body)
+        document = json.loads(body, object_pairs_hook=_unique_keys)
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", fix) from None
     except ValueError as error:  # not UTF-8 is one as well
@@ -143,6 +143,17 @@ def read_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, obj
         raise ApiError(400, "the body is not a JSON object", fix)
     if unknown := sorted(set(document) - set(keys)):
         raise ApiError(400, f"unknown key {shown_json(unknown[0])}", f"use {', '.join(keys)}")
+    return document
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON. Raises ApiError with status 400 where a key is there twice."""
+    document: dict[str, object] = {}
+    for key, value in pairs:
+        if key in document:
+            what = f"the key {shown_json(key)} is there twice"
+            raise ApiError(400, what, "remove one of the two")
+        document[key] = value
     return document
 
 

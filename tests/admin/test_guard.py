@@ -36,6 +36,13 @@ BAD_REQUESTS: dict[str, BadRequest] = {
     "nested deeply": (400, "PUT", ETL, b"[" * 60_000, JSON),
     "no quota": (400, "PUT", ETL, body(by="anna"), JSON),
     "unknown key": (400, "PUT", ETL, body(consumer_rate="1MiB"), JSON),
+    "key twice in it": (
+        400,
+        "PUT",
+        ETL,
+        b'{"producer_byte_rate": 1, "producer_byte_rate": 2}',
+        JSON,
+    ),
     "bad size": (400, "PUT", ETL, body(consumer_byte_rate="10mb"), JSON),
     "no size": (400, "PUT", ETL, body(consumer_byte_rate=None), JSON),
     "size 0": (400, "PUT", ETL, body(producer_byte_rate=0), JSON),

@@ -60,6 +60,7 @@ async def test_an_operator_changes_it(ask: Ask):
         pytest.param("9" * 5_000, "the body is not JSON: ", id="a long number"),
         ("[]", "the body is not a JSON object"),
         ('{"level": "info", "for": "5m"}', 'unknown key "for"'),
+        ('{"level": "info", "level": "debug"}', 'the key "level" is there twice'),
         ('{"level": "loud"}', "the level is not known"),
         ('{"level": ["info"]}', "the level is not known"),
     ],

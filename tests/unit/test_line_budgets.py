@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4252, 2350),
     "proxy/onboarding": Budget(970, 700),
     "proxy/queries": Budget(817, 650),
-    "proxy/admin": Budget(6211, 4250),
+    "proxy/admin": Budget(6222, 4250),
     "proxy/config": Budget(2576, 2150),
     "proxy/relay": Budget(6677, 4300),
     "proxy/usage": Budget(980, 980),
