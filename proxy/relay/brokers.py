@@ -8,6 +8,7 @@ from typing import TypeAlias
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from structlog import get_logger
 
+from metrics.clock import clock_ms
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import (
@@ -20,6 +21,7 @@ from proxy.cluster.upstream import (
     UpstreamError,
 )
 from proxy.relay.channel import Channel
+from proxy.relay.log_limiter import LogLimiter
 
 PROBE_INTERVAL_S, RETRY_INTERVAL_S = 10.0, 1.0
 """Between probes while the cluster answers, and while it does not."""
@@ -65,6 +67,7 @@ class Brokers:
         self._dialled: dict[Ends, Address] = {}
         """The brokers that connections go to, by the ends of these."""
         self._ends: dict[Channel, Ends] = {}
+        self._limited = LogLimiter(_log, clock_ms)
         self._probed = False
         self._may_ask_metadata = True
 
@@ -85,7 +88,8 @@ class Brokers:
         is_known = node_id in self.addresses or len(self.addresses) < MAX_KNOWN_BROKERS
         if is_known and self.addresses.get(node_id) != (host, port):
             self.addresses[node_id] = (host, port)
-            _log.info("broker learned", node_id=node_id, host=host, port=port)
+            about = {"reason": "address", "peer": f"node {node_id}"}
+            self._limited.info("broker learned", **about, node_id=node_id, host=host, port=port)
 
     async def connect(self, node_id: int | None) -> Channel:
         """Connect to a broker; None, or one that is not known: any bootstrap server that answers.
@@ -134,6 +138,7 @@ class Brokers:
                 self._probe_ended(error)
             finally:
                 self.bootstrap.probes.clear()
+            self._limited.sweep()
             await asyncio.sleep(PROBE_INTERVAL_S if self.reachable else RETRY_INTERVAL_S)
 
     def _probe_ended(self, error: Exception | None) -> None:

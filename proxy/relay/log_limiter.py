@@ -70,7 +70,8 @@ class LogLimiter:
         else:
             written.more += 1
 
-    warning, error = partialmethod(_write, "warning"), partialmethod(_write, "error")
+    info, warning = partialmethod(_write, "info"), partialmethod(_write, "warning")
+    error = partialmethod(_write, "error")
 
     def sweep(self) -> None:
         """Write the sums that are due."""

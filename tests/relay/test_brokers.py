@@ -14,10 +14,12 @@ from relaylab.lab import (
     turns,
     until,
 )
+from structlog.testing import capture_logs
 
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
 from proxy.relay.brokers import MAX_KNOWN_BROKERS, Brokers
+from proxy.relay.log_limiter import LINES_AT_ONCE
 from proxy.wire.apis import API_VERSIONS, METADATA
 
 HOST = "127.0.0.1"
@@ -49,6 +51,18 @@ class Broker:
 
 def brokers_of(*servers, tls=None, limit_s: float = LIMIT_S) -> Brokers:
     return Brokers(Bootstrap(servers, tls, limit_s))
+
+
+def test_a_broker_that_names_ever_new_addresses_has_few_lines():
+    brokers = brokers_of(REFUSING)
+    with capture_logs() as lines:
+        for node_id in range(50):
+            brokers.learn(node_id, "real", 9092)
+        assert len(lines) == 50
+        for number in range(5000):
+            brokers.learn(number % 2, f"real-{number}", 9092)
+    assert len(lines) <= 50 + 2 * LINES_AT_ONCE
+    assert brokers.addresses[1] == ("real-4999", 9092)
 
 
 async def probe(broker: Broker, times: int = 1) -> Brokers:
