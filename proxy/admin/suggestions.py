@@ -172,7 +172,7 @@ def as_yaml(
     yield "# What has a rule of its own is in comments."
     yield "# To try the rules without holding anybody, write throttle: {enforce: false}."
     if observed.left_out:
-        lack = "left out for lack of room (limits.max_client_entities)"
+        lack = "left out, or a part of them, for lack of room (limits.max_client_entities)"
         yield f"# {len(observed.left_out)} clients or more are {lack}."
     if observed.is_cut:
         yield f"# Not all records could be read in {READ_LIMIT_S:g} s: ask for less with --since."

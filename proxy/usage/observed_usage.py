@@ -1,7 +1,7 @@
 """Adds up the records of the last days: how fast each client reads and writes, for suggestions."""
 
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,6 +23,17 @@ READ_LIMIT_S = 25.0
 
 MAX_SUMMED = 200_000
 """So many rates are kept by interval, of clients whose names are made anew; about 20 MB."""
+
+ROOM_BYTES = 20_000
+"""So much is kept of each client on average, about: its names, and which rates were seen."""
+
+BUCKET_BYTES = 80  # of a rate that was seen
+SERIES_BYTES = 1000
+CHAR_BYTES = 4
+
+MAX_WRITERS = 100_000
+"""Of further members and epochs those of which nothing came for longest are forgotten, and doubles
+of theirs count."""
 
 MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 """A UUID: who has one in its client id, as Spark's executors, has another one at each start."""
@@ -65,14 +76,16 @@ class Observed:
 
     max_clients: int
     by_client: dict[ObservedClient, dict[QuotaKind, SeenSeries]] = field(default_factory=dict)
-    left_out: set[ObservedClient] = field(default_factory=set)
-    """Clients for whom there was no room; at most `max_clients` of them are counted."""
+    left_out: set[int] = field(default_factory=set)
+    """Hashes of clients for whom there was no room; at most `max_clients` are counted."""
     unread: int = 0
     """Messages that are no records, or of a newer version."""
     is_cut: bool = False
     """Whether there was no time for all records."""
-    _last: dict[tuple[int, str, int], int] = field(default_factory=dict)
-    """The number of the last record of each partition, member and epoch: doubles come later."""
+    _last: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    """The number of the last record by the hash of partition, member and epoch: doubles come
+    later."""
+    _kept_bytes: int = 0
     _summed_count: int = 0
     """How many rates are kept by interval."""
 
@@ -89,27 +102,36 @@ class Observed:
         except ValidationError:
             self.unread += 1
             return
-        writer = partition, record.member, record.epoch
-        if record.sequence > self._last.get(writer, -1):
-            self._last[writer] = record.sequence
+        writer = hash((partition, record.member, record.epoch))
+        last = self._last.pop(writer, -1)
+        self._last[writer] = max(last, record.sequence)
+        if len(self._last) > MAX_WRITERS:
+            self._last.popitem(last=False)
+        if record.sequence > last:
             self.add(record)
 
     def add(self, record: UsageRecord) -> None:
         """Add a record, of which there was none before."""
         client = observed_client(record.user, record.client_id, is_hashed=record.hashed)
-        if client not in self.by_client and len(self.by_client) >= self.max_clients:
+        is_full = client not in self.by_client and len(self.by_client) >= self.max_clients
+        if is_full or self._kept_bytes >= self.max_clients * ROOM_BYTES:
             if len(self.left_out) < self.max_clients:
-                self.left_out.add(client)
+                self.left_out.add(hash(client))
             return
         by_kind, kind = self.by_client.setdefault(client, {}), KIND_OF[record.direction]
         if (seen := by_kind.get(kind)) is None:
             example = ClientIdentity(record.listener, record.user, record.client_id)
             seen = by_kind[kind] = SeenSeries(example)
+            names = len(record.listener) + len(record.user or "") + len(record.client_id)
+            self._kept_bytes += SERIES_BYTES + CHAR_BYTES * names
         seen.total_bytes += record.bytes
-        if client.is_prefix and self._summed_count < MAX_SUMMED:
+        summed_count = self._summed_count + sum(record.rates.values())
+        if client.is_prefix and record.rates and summed_count <= MAX_SUMMED:
             self._add_at_once(seen.by_end, record)
         else:
+            self._kept_bytes -= BUCKET_BYTES * len(seen.counts)
             seen.counts.update(record.rates)
+            self._kept_bytes += BUCKET_BYTES * len(seen.counts)
             seen.peak = max(seen.peak, record.peak)
 
     def _add_at_once(self, by_end: dict[int, list[float]], record: UsageRecord) -> None:

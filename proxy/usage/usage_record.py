@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
@@ -18,6 +18,13 @@ KIND_OF: Mapping[Direction, QuotaKind] = {
     "read": CONSUMER_BYTE_RATE,
     "write": PRODUCER_BYTE_RATE,
 }
+
+MAX_BUCKET = 1000
+"""1.05^1000 bytes/s are more than there can be: who writes to the topic may write anything."""
+
+MAX_RATES = 10**6  # of a bucket in one record, which months without a cluster sum up to
+
+Bucket: TypeAlias = Annotated[int, Field(ge=-MAX_BUCKET, le=MAX_BUCKET)]
 
 UsageKey: TypeAlias = tuple[str | None, ...]
 """What records have in common that may be summed up: all but time and figures."""
@@ -60,7 +67,7 @@ class UsageRecord(BaseModel):
     direction: Direction = Field(
         description="Write: of Produce, requests and answers. Read: of all else."
     )
-    bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0, lt=2**63)
     requests: int = Field(ge=0)
     connections: int = Field(ge=0, description="That were opened.")
     held_seconds: float = Field(ge=0)
@@ -68,11 +75,11 @@ class UsageRecord(BaseModel):
         ge=0, description="In which a quota was exceeded that is not enforced."
     )
     sampled: bool = Field(description="Whether the parts of topics are estimates.")
-    rates: dict[int, int] = Field(
+    rates: dict[Bucket, Annotated[int, Field(ge=0, le=MAX_RATES)]] = Field(
         description="How often a rate of 10 s, in bytes per second, was in each bucket b: above "
         "1.05^(b-1), up to 1.05^b."
     )
-    peak: float = Field(ge=0, description="The highest of these rates.")
+    peak: float = Field(ge=0, allow_inf_nan=False, description="The highest of these rates.")
 
     @property
     def summed_by(self) -> UsageKey:

@@ -353,14 +353,15 @@ async def test_records_of_any_length_are_appended_in_their_order(
     kafka: EmbeddedBroker, usage: dict[str, object]
 ) -> None:
     topic_name = str(usage["topic"])
-    long = [record(sequence=n, rates=dict.fromkeys(range(3_000), 10**9)) for n in range(60)]
+    rates = dict.fromkeys(range(-1000, 1001), 10**6)
+    long = [record(sequence=n, rates=rates) for n in range(110)]
     with closing(UsageTopic(Bootstrap([(HOST, kafka.port)]), topic_name)) as writer:
         async with writer.within(60):
             await writer.ensure(60)
             await writer.append(long)
-            await writer.append([record(sequence=60)])
+            await writer.append([record(sequence=110)])
     found = await asyncio.to_thread(read, kafka, topic_name)
-    assert found == [*long, record(sequence=60)]
+    assert found == [*long, record(sequence=110)]
 
 
 async def test_records_of_a_clock_that_was_ahead_are_written_once_it_is_put_back(

@@ -29,7 +29,7 @@ BUDGETS = {
     "proxy/admin": Budget(6222, 4250),
     "proxy/config": Budget(2576, 2150),
     "proxy/relay": Budget(6683, 4300),
-    "proxy/usage": Budget(980, 980),
+    "proxy/usage": Budget(1009, 980),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5681, 3100),

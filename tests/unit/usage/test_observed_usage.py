@@ -1,6 +1,7 @@
 """What records of many members say of a client: once each, and to within 5 %."""
 
 import math
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from parts.usage_world import record
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
-from proxy.usage.observed_usage import Observed, ObservedClient, observed_client
+from proxy.usage.observed_usage import ROOM_BYTES, Observed, ObservedClient, observed_client
 from proxy.usage.usage_record import bucket_of, quantile_of
 
 SPARK = "consumer-spark-kafka-source-{}-1234567-executor-{}"
@@ -76,6 +77,73 @@ def test_what_is_no_record_is_counted(value):
     newer = record().model_dump_json().replace('"schema_version":1', '"schema_version":2')
     observed.add_message(0, newer.encode())
     assert (observed.unread, observed.by_client) == (2, {})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rates": {100_000: 1}},
+        {"rates": {-100_000: 1}},
+        {"rates": {216: 3 * 10**7}},
+        {"rates": {216: -5}},
+        {"bytes": 10**400},
+        {"peak": math.inf},
+    ],
+)
+def test_figures_that_cannot_be_are_no_record(changes):
+    observed = Observed(10)
+    value = record().model_copy(update=changes).model_dump_json().encode()
+    observed.add_message(0, value.replace(b'"peak":null', b'"peak":1e999'))
+    assert (observed.unread, observed.by_client) == (1, {})
+
+
+def memory_after(observed, messages) -> int:
+    tracemalloc.start()
+    try:
+        for each in messages:
+            observed.add_message(0, record(**each).model_dump_json().encode())
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_names_do_not_fill_the_memory():
+    observed, many = Observed(100), range(600)
+    names = ({"sequence": n, "user": f"{n}" * 50_000, "client_id": f"{n}" * 50_000} for n in many)
+    assert memory_after(observed, names) < 4 * ROOM_BYTES * 100
+    assert len(observed.left_out) > 50
+
+
+def test_rates_do_not_fill_the_memory():
+    observed = Observed(20)
+    records = (
+        {
+            "sequence": n,
+            "client_id": f"c{n % 20}",
+            "rates": dict.fromkeys(range(-500, 900), 1),
+        }
+        for n in range(40)
+    )
+    assert memory_after(observed, records) < 4 * ROOM_BYTES * 20
+    assert observed.left_out
+
+
+def test_one_record_of_a_million_rates_of_clients_made_anew_is_not_kept_by_interval():
+    observed = Observed(10)
+    executors = ({"client_id": RUNS[0], "rates": {7: 900_000}}, {"client_id": RUNS[1], "rates": {}})
+    assert memory_after(observed, executors) < 100_000
+    assert seen_of(observed, "", is_prefix=True).counts == {7: 900_000}
+
+
+def test_intervals_without_a_rate_do_not_fill_the_memory():
+    ends = ({"sequence": n, "client_id": RUNS[0], "end_ms": n, "rates": {}} for n in range(5000))
+    assert memory_after(Observed(10), ends) < 100_000
+
+
+def test_members_that_are_made_up_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("proxy.usage.observed_usage.MAX_WRITERS", 100)
+    members = ({"member": f"{n}" * 5_000} for n in range(1000))
+    assert memory_after(Observed(10), members) < 100_000
 
 
 def test_bytes_without_a_rate_make_no_series():
