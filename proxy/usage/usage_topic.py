@@ -23,7 +23,7 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.slices import Slices
 from proxy.state import StateError
-from proxy.state.kafka.messages import batches
+from proxy.state.kafka.messages import GZIP_CODE, batches
 from proxy.state.kafka.producer import SEQUENCES
 from proxy.state.kafka.state_topic import COMPACT, FencedError, StateTopic, settings
 from proxy.usage.usage_record import UsageKey, UsageRecord, message_key
@@ -33,7 +33,6 @@ RETENTION_MS = 90 * 24 * 3600 * 1000
 
 BATCH_LIMIT_BYTES = 900_000  # before compression; brokers take 1 MiB by default
 GZIP = "gzip"
-GZIP_CODE = 1
 
 OUT_OF_ORDER, DUPLICATE = 45, 46
 """Of a producer's batches: one before was lost, or this one is there already."""

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import uuid
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
@@ -29,6 +30,14 @@ WRITER_HEADER = "writer"
 
 OWNER_KEY = "owner"
 """Key of the owner's message; no record's, as it has no namespace."""
+
+GZIP_CODE = 1
+
+MAX_UNPACKED_BYTES = 16 * 2**20
+"""Of a batch: whoever may write must not fill our memory. A record has half of it at most."""
+
+_LENGTH_END, _HEAD_BYTES = 12, 61  # of a batch; behind its head is what may be compressed
+_GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +141,32 @@ def committed(topic: str, part: Any, positions: dict[int, int]) -> Iterator[tupl
 
 def batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yield the batches of a fetched partition, with their messages; raises StateError."""
-    read = MemoryRecords(bytes(part.records or b""))
+    records = bytes(part.records or b"")
+    read, left = MemoryRecords(records), memoryview(records)
     while read.has_next():
         batch = read.next_batch()
+        end = _LENGTH_END + int.from_bytes(left[_LENGTH_END - 4 : _LENGTH_END])
+        packed, left = left[_HEAD_BYTES:end], left[end:]
         place = f"the batch at offset {batch.base_offset} of topic {topic} "
         place += f"(partition {part.partition_index})"
         if not batch.validate_crc():
             raise damaged(place, "its checksum is wrong")
+        if getattr(batch, "compression_type", None) == GZIP_CODE and _unpacks_to_more(packed):
+            raise damaged(place, f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes")
         try:
             yield batch, list(batch)
         except KafkaError as error:
             raise damaged(place, str(error)) from error
+
+
+def _unpacks_to_more(packed: memoryview) -> bool:
+    """Return whether this is more than MAX_UNPACKED_BYTES, or cut off, or no gzip."""
+    unpacking = zlib.decompressobj(wbits=_GZIP_WBITS)
+    try:
+        unpacking.decompress(packed, MAX_UNPACKED_BYTES)
+    except zlib.error:
+        return True
+    return not unpacking.eof or bool(unpacking.unused_data)
 
 
 def damaged(place: str, finding: str) -> StateError:

@@ -1,11 +1,20 @@
 """What stands in the topic of the state, without a broker."""
 
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from proxy.state import Record, StateError
-from proxy.state.kafka.messages import OWNER_KEY, StateOwner, read_message, to_message
+from proxy.state.kafka.messages import (
+    MAX_UNPACKED_BYTES,
+    OWNER_KEY,
+    StateOwner,
+    batches,
+    read_message,
+    to_message,
+)
 from proxy.state.kafka.state_topic import settings
 
 
@@ -65,3 +74,29 @@ def test_what_cannot_be_read_is_told_with_its_place(message, text):
 @pytest.mark.parametrize(("replicas", "in_sync"), [(1, "1"), (2, "1"), (3, "2")])
 def test_one_broker_of_three_may_be_away(replicas, in_sync):
     assert settings(replicas)["min.insync.replicas"] == in_sync
+
+
+def fetched(size: int) -> SimpleNamespace:
+    """Return a partition that was fetched: a gzip batch of one value."""
+    options = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1, "is_transactional": 0}
+    builder = DefaultRecordBatchBuilder(
+        magic=2, compression_type=1, batch_size=2 * size + 1000, **options
+    )
+    builder.append(0, 1, b"key", bytes(size), [])
+    return SimpleNamespace(partition_index=0, records=bytes(builder.build()))
+
+
+def test_a_batch_that_unpacks_to_too_much_is_not_unpacked():
+    part = fetched(4 * MAX_UNPACKED_BYTES)
+    tracemalloc.start()
+    try:
+        with pytest.raises(StateError, match="unpacks to more than"):
+            list(batches("t", part))
+        assert tracemalloc.get_traced_memory()[1] < 3 * MAX_UNPACKED_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_batch_near_the_limit_is_read():
+    ((_, (message,)),) = batches("t", fetched(MAX_UNPACKED_BYTES - 1000))
+    assert len(message.value) == MAX_UNPACKED_BYTES - 1000
