@@ -136,10 +136,14 @@ class ConnectionQuotas:
         self._follow(slot, most, paced)
         return slot, wait_ms
 
-    def is_paced(self, slot: ConnectionSlot) -> bool:
-        """Return whether a connection that waits for its client's rate is still to."""
+    def still_ms(self, slot: ConnectionSlot, now_ms: float) -> float:
+        """Return for how long a connection that waits is to wait by the rate of now."""
         _, paced = self._matches(slot.identity)
-        return paced is not None and paced.enforced
+        if paced is None or not paced.enforced or slot.schedule is None:
+            return 0.0
+        turn = ConnectionSchedule(slot.schedule.interval_ms, slot.turn_ms)
+        turn = turn.at(MS_PER_SECOND / paced.rule.bounds[CONNECTION_RATE], now_ms)
+        return max(turn.due_ms - now_ms - turn.ahead_ms, 0.0)
 
     def leave(self, slot: ConnectionSlot) -> None:
         """Give a slot up: its connection is closed, or has another one."""

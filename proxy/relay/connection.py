@@ -376,8 +376,10 @@ class Connection(PairState):
             self._gated.release_now()
         slot, session, charge = self.client.slot, self.client.current, self.muted_for
         if slot is not None and self.crowded.waiting:
-            if not self.services.connection_quotas.is_paced(slot):
-                self.crowded.release_now()
+            now_ms = clock_ms()
+            due_ms = now_ms + self.services.connection_quotas.still_ms(slot, now_ms)
+            if due_ms < self.crowded.due_ms and (go_on := self.crowded.cancel()):
+                self.crowded = self.services.reapers.add(API_VERSIONS, due_ms, go_on)
         elif (
             session is not None
             and charge is not None

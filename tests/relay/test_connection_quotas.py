@@ -8,7 +8,7 @@ from relaylab.lab import Lab, open_lab, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import CONNECTION_RATE, DEFAULT, MAX_CONNECTIONS
-from proxy.quota.rules import Rule
+from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.services import Limits
 from proxy.wire.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 
@@ -151,6 +151,21 @@ async def test_one_too_soon_waits_and_is_served_then():
         assert await broker.frame() == fetch_request(1)
         assert len(at_once) == RATE
         assert not lab.held
+
+
+async def test_one_that_waits_gains_by_a_higher_rate():
+    async with open_lab(rules=(paced(0.1),)) as lab:
+        first = await lab.pair(fetch_request(1))
+        late = [await lab.client() for _ in range(2)]
+        for client in late:
+            await client.send(fetch_request(1))
+        await until(lambda: lab.held == len(late))
+        began_ms = clock_ms()
+        lab.services.quotas.update(QuotaSettings(rules=(paced(0.5),)))
+        brokers = [await lab.broker() for _ in late]
+        assert 1900 < clock_ms() - began_ms < 9000
+        assert [await broker.frame() for broker in brokers] == [fetch_request(1)] * 2
+        assert first
 
 
 async def test_a_user_who_comes_too_soon_waits_behind_the_login():

@@ -278,6 +278,24 @@ def test_a_higher_rate_helps_at_once_and_a_lower_one_makes_nothing_of_before_lon
     world.connections.leave(place)
 
 
+def test_who_waits_does_so_by_the_rate_of_now():
+    world = ConnectionWorld(paced(1, client_id="c"))
+    places = [world.enter()[0] for _ in range(11)]
+
+    def still(place):
+        return world.connections.still_ms(place, world.now_ms)
+
+    world.pass_ms(500.0)
+    assert [still(place) for place in places[1:3]] == [500.0, 1500.0]
+    world.update(paced(2, client_id="c"))
+    assert [still(place) for place in places] == [0.0, 0.0] + [n * 500.0 + 250 for n in range(9)]
+    assert world.enter()[1] == 9 * 500.0 + 250
+    world.update(paced(0.5, client_id="c"))
+    assert still(places[2]) == 1500.0
+    world.update()
+    assert still(places[10]) == 0.0
+
+
 def test_a_login_that_changes_no_rule_is_no_second_connection():
     world = ConnectionWorld(paced(1, client_id="c"), paced(1, user="alice", number=1))
     place, first_ms = world.enter()
