@@ -3,7 +3,10 @@
 import gc
 
 gc.disable()
-from proxy.cli import main  # noqa: E402
+try:
+    from proxy.cli import main
+except KeyboardInterrupt:
+    raise SystemExit(128 + 2) from None  # as shells say that SIGINT ended it
 
 gc.freeze()
 gc.enable()

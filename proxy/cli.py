@@ -59,9 +59,9 @@ _log = structlog.get_logger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0 done, 1 failed while running, 2 bad input."""
-    _have_standard_streams()
-    options = _parser().parse_args(arguments)
     try:
+        _have_standard_streams()
+        options = _parser().parse_args(arguments)
         code: int | None = options.command(options)
         sys.stdout.flush()
         return code or EXIT_DONE

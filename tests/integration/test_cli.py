@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.forked import environment
 from support.operating import quota_proxy
 from support.proxy_process import HOST, WAIT_S, ProxyProcess, config, until
 
@@ -53,6 +54,26 @@ def test_bad_configuration(
     assert (code, out) == (2, "")
     assert message in err
     assert "fix: " in err
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+runpy.run_module("proxy", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["proxy.cli", "uvloop", "proxy.wire.fetch"])
+def test_an_interrupt_while_it_imports_ends_it_without_a_traceback(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, module]
+    done = subprocess.run(command, env=environment(), capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 @pytest.mark.parametrize("command", ["run", "check"])

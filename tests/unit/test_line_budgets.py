@@ -19,7 +19,7 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(352, 200),
+    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(355, 200),
     "proxy/launcher": Budget(617, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1228, 650),
