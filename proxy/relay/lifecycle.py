@@ -16,7 +16,7 @@ class State(Enum):
     """That request waits for the broker's connection."""
     OPEN = "open"
     DRAINING = "draining"
-    """No further requests are taken; answers in flight still go out, and are held no more."""
+    """No further requests are taken; answers in flight still go out, most of them unheld."""
     LINGERING = "lingering"
     """All answers are out; the client is to close its side."""
     CLOSED = "closed"

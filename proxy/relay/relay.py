@@ -157,6 +157,7 @@ class Relay:
         for task in tuple(self._tasks):
             task.cancel()
         _log.info("draining", connections=len(self.connections))
+        self._services.is_ending = True
         for connection in tuple(self.connections):
             connection.drain()
         self._services.reapers.release_all()

@@ -367,7 +367,8 @@ class ResponseFlow(FrameFlow):
         """Start the hold of a response, or mute its client; return whether it must wait."""
         services, api_key = self._pair.services, exchange.kind.api_key
         hold_ms = charge.due_ms - now_ms
-        if hold_ms < MIN_HOLD_MS or self._pair.life.state is DRAINING:
+        is_draining = self._pair.life.state is DRAINING
+        if hold_ms < MIN_HOLD_MS or (is_draining and not self._is_one_of_many()):
             return False
         exchange.charge = charge
         services.count_throttled(charge, hold_ms, exchange.kind.session.usage)
@@ -384,6 +385,15 @@ class ResponseFlow(FrameFlow):
         self._busy_time.held(charge.due_ms)
         self._pause_until(charge.due_ms, exchange)
         return True
+
+    def _is_one_of_many(self) -> bool:
+        """Return whether a drain holds the next response, as one of many to Fetch.
+
+        Another process does not know what its client has got here. Who stores waits for no Fetch.
+        """
+        first, *behind = (each.kind.api_key for each in self._pair.in_flight)
+        is_many = first == FETCH and FETCH in behind and PRODUCE not in behind
+        return is_many and self._pair.services.is_ending
 
     def _pause_until(self, due_ms: float, exchange: Exchange) -> None:
         self.paused = True

@@ -146,6 +146,8 @@ class Services:
     times: TimedApis = field(init=False)
     unshown: UnshownFrames = field(init=False)
     """What the lane has sent on, and an interceptor is to see."""
+    is_ending: bool = False
+    """Whether all clients are drained, and come to another process then."""
     _awaits_leases: bool = False
 
     def __post_init__(self) -> None:

@@ -32,18 +32,62 @@ async def test_answers_in_flight_go_out():
             await lab.client()
 
 
-async def test_held_answers_go_out_at_once_and_none_is_held_again():
+async def pipelined(lab, *behind: bytes):
+    """Return a client whose Fetch is held, with two more and other requests behind it."""
+    client, broker = await lab.pair(frames.fetch_request(1))
+    for request in (frames.fetch_request(2), frames.fetch_request(3), *behind):
+        await client.send(request)
+        await broker.frame()
+    answers = [frames.fetch_response(number, 10_000) for number in (1, 2, 3)]
+    await broker.send(b"".join(answers))
+    await until(lambda: lab.held)
+    return client, broker, answers
+
+
+async def test_of_many_held_answers_one_goes_out_at_once_and_others_when_they_are_due():
     async with open_lab(rules=(slow_client(),)) as lab:
-        client, broker = await lab.pair(frames.fetch_request(1))
-        for number in (2, 3):
-            await client.send(frames.fetch_request(number))
-            await broker.frame()
-        answers = [frames.fetch_response(number, 10_000) for number in (1, 2, 3)]
-        await broker.send(b"".join(answers))
-        await until(lambda: lab.held)
+        client, _, answers = await pipelined(lab)
         draining = asyncio.create_task(lab.relay.drain())
+        assert await client.frame() == answers[0]
+        await until(lambda: lab.held)
+        await turns(20)
+        assert not client.unread
+        lab.services.reapers.release_all()
+        assert await client.ended() == b"".join(answers[1:])
+        await client.close()
+        await draining
+
+
+async def test_what_is_held_longer_than_a_drain_takes_is_not_sent():
+    async with open_lab(rules=(slow_client(),), limits=Limits(drain_timeout_s=0.1)) as lab:
+        client, _, answers = await pipelined(lab)
+        await lab.relay.drain()
+        assert await client.ended() == answers[0]
+
+
+async def test_held_answers_before_that_to_a_produce_go_out_at_once():
+    async with open_lab(rules=(slow_client(),)) as lab:
+        client, broker, answers = await pipelined(lab, frames.produce_request(4, acks=1))
+        answers.append(frames.response(0, 7, 4, b"stored"))
+        draining = asyncio.create_task(lab.relay.drain())
+        await broker.send(answers[-1])
         assert await client.ended() == b"".join(answers)
         await client.close()
+        await draining
+
+
+async def test_a_single_fetch_waits_for_nothing():
+    async with open_lab(rules=(slow_client(),)) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1))
+        other, owing = await lab.pair(frames.fetch_request(1))
+        await owing.send(frames.fetch_response(1, 10_000))
+        await until(lambda: lab.held)
+        draining = asyncio.create_task(lab.relay.drain())
+        await turns()
+        await broker.send(frames.fetch_response(1, 10_000))
+        for end in (client, other):
+            assert await end.ended() == frames.fetch_response(1, 10_000)
+            await end.close()
         await draining
 
 
