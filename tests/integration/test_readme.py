@@ -1,6 +1,5 @@
 """The README's first hour: its files are those that `init` writes, and they run word for word."""
 
-import json
 import os
 import re
 import shutil
@@ -43,10 +42,20 @@ for number in range({RECORDS}):
     producer.produce("orders", b"%d" % number, partition=number % {PARTITIONS})
 sys.exit(producer.flush(60))
 """
-ASK = """
-import sys, urllib.request
-print(urllib.request.urlopen(sys.argv[1]).read().decode())
+AWAIT = """
+import json, sys, time, urllib.request
+
+committed = None
+while committed != int(sys.argv[1]):
+    time.sleep(0.1)
+    try:
+        answer = urllib.request.urlopen("http://localhost:9644/v1/progress?query=orders")
+    except OSError:
+        continue
+    partitions = json.load(answer)["queries"][0]["partitions"]
+    committed = sum(each["committed"] or 0 for each in partitions)
 """
+"""A program that ends when so many records are committed by what the proxy knows of the query."""
 
 
 def shown(language: str) -> str:
@@ -140,20 +149,6 @@ def network() -> Iterator[PrivateNetwork]:
         yield made
 
 
-def progress(network: PrivateNetwork) -> dict[str, object]:
-    """What the proxy knows of the query; empty while it knows nothing."""
-    code, out = network.run(
-        sys.executable, "-c", ASK, "http://localhost:9644/v1/progress?query=orders"
-    )
-    return dict(json.loads(out)["queries"][0]) if code == 0 else {}
-
-
-def completed(network: PrivateNetwork) -> int:
-    partitions = progress(network).get("partitions", [])
-    assert isinstance(partitions, list)
-    return sum(each["committed"] or 0 for each in partitions)
-
-
 def by_itself(folder: Path) -> tuple[list[object], dict[str, str]]:
     """Give the README's own command, and what it needs to be set: nothing."""
     assert re.search(r"^python job\.py\b", README, re.MULTILINE)
@@ -201,11 +196,15 @@ def test_the_files_that_are_shown_run_word_for_word(
     job = network.start(folder / "job.log", *command, cwd=folder, env=env)
 
     def until_completed(records: int) -> None:
+        said = folder / "await.log"
+        waiting = network.start(said, sys.executable, "-c", AWAIT, records, cwd=folder)
+
         def is_completed() -> bool:
             assert job.poll() is None, (folder / "job.log").read_text()
-            return completed(network) == records
+            return waiting.poll() is not None
 
         until(is_completed, f"{records} records are read and committed", READ_S)
+        assert waiting.returncode == 0, said.read_text()
 
     until_completed(RECORDS)
     assert network.run(sys.executable, "-c", FEED, "more") == (0, "")
