@@ -28,9 +28,8 @@ enum { BATCH_LENGTH = 8, BATCH_PREFIX = 12, BATCH_MAGIC = 16, LAST_DELTA = 23, M
 #define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
 static const int64_t PERMIT_NS = 250000000, SAMPLE_AFTER_NS = 250000000;
 
-enum { METER_NOTHING, METER_REQUESTS, METER_RESPONSES, ANY_RESPONSE = 0, KNOWN_RESPONSE, NO_RESPONSE };
-enum { LEFT, TAKEN, UNTIL_NS }; /* of a lease */
-enum { VALUE, REQUESTS }; /* of a counter */
+enum { METER_NOTHING, METER_REQUESTS, METER_RESPONSES, ANY_RESPONSE = 0, KNOWN_RESPONSE, NO_RESPONSE, WHOLE_RESPONSE };
+enum { LEFT, TAKEN, UNTIL_NS, VALUE = 0, REQUESTS }; /* of a lease, and of a counter */
 enum { OF_REQUESTS, OF_COUNT, OF_LEASE, OF_UNSHOWN, VIEWS };
 enum { CLIENT, BROKER, FAILED = -2, BLOCKED };
 enum { BEFORE, KINDS, ON_REQUESTS, ON_RESPONSES, CHANNELS, GIVEN = CHANNELS + 2 };
@@ -119,7 +118,7 @@ static int64_t begins(PyObject *shape, const char *frame, int64_t bytes) {
    not (see ProduceResponseShapes). Returns -1 for an exception. */
 static int is_plain(Kind *kind, const char *frame, int64_t bytes) {
     int64_t same = 0;
-    if (kind->response != KNOWN_RESPONSE) return kind->response == ANY_RESPONSE;
+    if (kind->response != KNOWN_RESPONSE) return kind->response != NO_RESPONSE;
     for (Py_ssize_t n = 0; same >= 0 && same != bytes && n < PyList_Size(kind->shapes); n++)
         same = begins(PyList_GetItem(kind->shapes, n), frame, bytes);
     return same < 0 ? -1 : same == bytes;
@@ -162,8 +161,9 @@ static int show(Kind *kind, Exchange *exchange, const char *frame, int64_t bytes
 }
 
 static PyObject *leave(PyObject *to, int64_t sent, int64_t plain, int64_t got, int error) {
-    return PyObject_CallFunction(to, "y#y#i", buffer + sent, (Py_ssize_t)(plain - sent),
-                                 buffer + plain, (Py_ssize_t)(got - plain), error);
+    int64_t body = plain > got ? plain - got : 0, end = plain - body;
+    return PyObject_CallFunction(to, "y#y#iL", buffer + sent, (Py_ssize_t)(end - sent),
+                                 buffer + end, (Py_ssize_t)(got - end), error, body);
 }
 
 /* Returns what a channel does with so much of the buffer. */
@@ -187,10 +187,10 @@ static int64_t read_some(Lane *self, int from, int bytes, int *error) {
     return 0;
 }
 
-static int64_t send_some(Lane *self, int to, int64_t bytes) {
+static int64_t send_some(Lane *self, int to, int64_t bytes, int flags) {
     if (!bytes) return 0;
     PyObject *tls = self->given[CHANNELS + to];
-    int64_t sent = tls == Py_None ? syscall(SYS_sendto, self->fd[to], buffer, (size_t)bytes, MSG_NOSIGNAL, NULL, 0) : by_tls(tls, "send", bytes, PyBUF_READ);
+    int64_t sent = tls == Py_None ? syscall(SYS_sendto, self->fd[to], buffer, (size_t)bytes, MSG_NOSIGNAL | flags, NULL, 0) : by_tls(tls, "send", bytes, PyBUF_READ);
     return sent == BLOCKED ? 0 : sent; /* why, is for Python to find when it sends the rest */
 }
 
@@ -239,7 +239,7 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
         }
         at += bytes;
     }
-    int64_t sent = send_some(self, BROKER, at);
+    int64_t sent = send_some(self, BROKER, at, 0);
     for (unsigned n = first; n != self->next; n++)
         if (self->in_flight[n % MAX_IN_FLIGHT].sent_ns) self->in_flight[n % MAX_IN_FLIGHT].sent_ns = now_ns();
     self->active_ns = now;
@@ -257,11 +257,11 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
     int is_first = PyObject_Size(self->given[BEFORE]) == 0; /* of all that wait for their responses */
     while (is_first && got - at >= RESPONSE_START && self->oldest != self->next) {
         char *frame = buffer + at;
-        int64_t bytes = (int64_t)int32_at(frame) + 4;
+        int64_t bytes = (int64_t)(int32_t)int32_at(frame) + 4;
         Exchange *exchange = &self->in_flight[self->oldest % MAX_IN_FLIGHT];
         Kind *kind = exchange->kind;
-        if (bytes < RESPONSE_START || bytes > got - at || int32_at(frame + 4) != exchange->number) break;
-        if ((may = is_plain(kind, frame, bytes)) < 0) return NULL;
+        if (bytes < RESPONSE_START || int32_at(frame + 4) != exchange->number || (bytes > got - at && exchange->request)) break;
+        if ((may = bytes > got - at ? kind->response == ANY_RESPONSE : is_plain(kind, frame, bytes)) < 0) return NULL;
         if (!may) break;
         if (kind->metered == METER_RESPONSES && (may = takes(kind, bytes, now)) < 0) return NULL;
         if (!may) break;
@@ -273,7 +273,7 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
         self->oldest++;
         at += bytes;
     }
-    int64_t sent = send_some(self, CLIENT, at);
+    int64_t sent = at > got ? send_some(self, CLIENT, got, MSG_MORE) : send_some(self, CLIENT, at, 0);
     int failed = sent == FAILED;
     if (sampled.kind) {
         int64_t began = sampled.sent_ns > self->free_ns ? sampled.sent_ns : self->free_ns;
@@ -287,7 +287,7 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
     if (failed) return NULL;
     if (at) self->free_ns = now;
     self->active_ns = now;
-    if (at && sent == got) Py_RETURN_NONE;
+    if (at == got && sent == got && got) Py_RETURN_NONE;
     return leave(self->given[ON_RESPONSES], sent, at, got, error);
 }
 

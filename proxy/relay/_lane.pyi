@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from proxy.relay.channel import Channel
 
-_Left: TypeAlias = Callable[[bytes, bytes, int], None]
+_Left: TypeAlias = Callable[[bytes, bytes, int, int], None]
 
 class Kind:
     """Requests that begin with the same bytes, and what their responses must be like.
@@ -17,7 +17,8 @@ class Kind:
     are left, those that were taken, and until when, in ns of the monotonic clock; None: as many as
     come.
     `metered` says what is taken from it, and `response` what may be sent on, as in `lane`: any one,
-    one that equals the second of a pair of `shapes` under the first as mask, or none is due. At
+    also before all of it has come, one that equals the second of a pair of `shapes` under the first
+    as mask, none is due, or any one that has come whole. At
     `limit_at`, within `start`, is what a Fetch asks for at most. `rows`, if any, gets a row of
     `ShownFrames` just before a response is sent on; `unshown` is the cell to which the bytes of its
     frames are added, and `began()` is called after the first. It must not run a lane. `run` is
@@ -55,8 +56,9 @@ class Lane:
 
     Not more than `most` requests are in flight, with those in `before`, whose responses come first.
     Those of `kinds` pass; a request is of the first one that it begins like. What is not plain goes
-    to `on_requests` or `on_responses`: what of the plain was not sent, what was read behind it, and
-    the error number of the read, or 0. Of each side by TLS there is the channel, else None; what
+    to `on_requests` or `on_responses`: what of the plain was not sent, what was read behind it, the
+    error number of the read, or 0, and how much of a plain response is still to be read, of which
+    the start was sent on. Of each side by TLS there is the channel, else None; what
     that raises is raised, and it must not run a lane.
     """
 

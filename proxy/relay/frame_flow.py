@@ -212,11 +212,14 @@ class FrameFlow(ABC):
         self._is_queued = False
         self.run_lane(ready)
 
-    def leave_lane(self, unsent: bytes, rest: bytes, error: int) -> None:
+    def leave_lane(self, unsent: bytes, rest: bytes, error: int, body_bytes: int) -> None:
         """Handle what the lane did not: what it could not send, and what it read behind that.
 
-        With an error number when it could not read.
+        With an error number when it could not read, and with how many bytes there are to come of a
+        frame whose start it has sent on.
         """
+        if body_bytes:
+            self._send_body(body_bytes)
         if error and self._source is not None:
             lost = ChannelLost(self._source, OSError(error, os.strerror(error)))
             self._pair.close_failed(lost)

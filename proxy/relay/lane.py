@@ -21,7 +21,7 @@ MAX_SAME_API = 2
 METER_REQUESTS, METER_RESPONSES = 1, 2
 """Which bytes of a kind are taken from its lease; 0: none."""
 
-ANY_RESPONSE, KNOWN_RESPONSE, NO_RESPONSE = range(3)
+ANY_RESPONSE, KNOWN_RESPONSE, NO_RESPONSE, WHOLE_RESPONSE = range(4)
 """Which responses to a kind are plain; see `Kind`."""
 
 

@@ -8,7 +8,12 @@ from metrics.clock import MS_PER_SECOND, clock_ms, cpu_ms
 from metrics.lock_free import REQUESTS, VALUE
 from proxy.quota.busy import FIRST_USUAL_MS
 from proxy.quota.connection_quotas import ConnectionRefused
-from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
+from proxy.quota.entities import (
+    CONSUMER_BYTE_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    QuotaKind,
+)
 from proxy.quota.meter import Meter
 from proxy.quota.meters import longest
 from proxy.relay.exchange import NO_ACKS, Exchange, RequestKind
@@ -21,6 +26,7 @@ from proxy.relay.lane import (
     METER_REQUESTS,
     METER_RESPONSES,
     NO_RESPONSE,
+    WHOLE_RESPONSE,
     Kind,
     Lane,
     learn,
@@ -73,12 +79,16 @@ _buffer = new_scratch()
 _scratch = memoryview(_buffer)
 
 
-def _plain_response(kind: RequestKind) -> int | None:
-    """Return which responses the lane may send on, None for none; see `Kind`."""
+def _plain_response(kind: RequestKind, *, holds: bool) -> int | None:
+    """Return which responses the lane may send on, None for none; see `Kind`.
+
+    Without holds a large one of a bounded client is Python's, which limits the next Fetch anew.
+    """
     if kind.acks == NO_ACKS:
         return NO_RESPONSE
     if kind.plan.passes:
-        return ANY_RESPONSE
+        is_limited = kind.api_key == FETCH and CONSUMER_BYTE_RATE in kind.session.quotas.matches
+        return WHOLE_RESPONSE if is_limited and not holds else ANY_RESPONSE
     return KNOWN_RESPONSE if kind.api_key == PRODUCE else None
 
 
@@ -137,7 +147,7 @@ class RequestFlow(FrameFlow):
     def _teach_lane(self, kind: RequestKind, now_ms: float) -> None:
         """Have the lane send on requests of a kind, if nothing but quotas may keep them."""
         session, api_key, version = kind.session, kind.api_key, kind.version
-        start, response = kind.plain_start, _plain_response(kind)
+        start, response = kind.plain_start, _plain_response(kind, holds=self._pair.services.holds)
         shown = self._pair.shown
         kind.until_taught = TEACH_EVERY
         is_walked = kind.turn is not None and kind.turn.sampler.weight == 1

@@ -149,9 +149,25 @@ class ResponseFlow(FrameFlow):
         if is_whole:
             self._free_ms = clock_ms()
 
+    def leave_lane(self, unsent: bytes, rest: bytes, error: int, body_bytes: int) -> None:
+        """See FrameFlow."""
+        session = self._pair.client.current
+        if body_bytes and session is not None:
+            self._read_ahead(session.quotas, CONSUMER_BYTE_RATE)
+        super().leave_lane(unsent, rest, error, body_bytes)
+
     def _open_lane(self, lane: Lane) -> None:
-        is_free = self._pair.kinds and self._walker is None and self._pair.life.pauses is NO_PAUSE
-        lane.response_bytes = self._lane_bytes if is_free else 0
+        lane.response_bytes = self._lane_bytes if self._is_lane_open else 0
+
+    @property
+    def _is_lane_open(self) -> bool:
+        pair = self._pair
+        return bool(pair.kinds) and self._walker is None and pair.life.pauses is NO_PAUSE
+
+    @property
+    def _lane_goes_on(self) -> bool:
+        """See FrameFlow."""
+        return self._is_lane_open and not self._pair.own_answers and self._is_told_of_more
 
     def _read(self) -> Wait | None:
         """See FrameFlow. Between two frames an interceptor's own answers go out."""

@@ -4,6 +4,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -25,20 +26,22 @@ from proxy.wire.list_offsets import LATEST
 COUNTED = """
 import atexit, collections, json
 from proxy.relay.requests import RequestFlow
+from proxy.relay.responses import ResponseFlow
 calls = collections.Counter()
-def count(name):
-    called = getattr(RequestFlow, name)
+def count(flow, name):
+    called = getattr(flow, name)
     def counted(*arguments):
-        calls[name] += 1
+        calls[flow.__name__] += 1
         return called(*arguments)
-    setattr(RequestFlow, name, counted)
-count("_take")
+    setattr(flow, name, counted)
+count(RequestFlow, "_take")
+count(ResponseFlow, "_take")
 def write():
     with open({path!r}, "w") as file:
         json.dump(calls, file)
 atexit.register(write)
 """
-"""How often Python handles a request."""
+"""How often Python handles a request, and a response."""
 
 REQUESTS = 100
 """Of each kind."""
@@ -48,6 +51,8 @@ find out, and those that did not come whole."""
 BOUND = "10MiB"
 """Far above what is read and written, and far below what 50 MiB, a consumer's limit for a Fetch,
 would need to be granted whole."""
+FAR = "10GiB"
+LARGE_BYTES = 1_000_000
 FETCH_BYTES = 50 << 20
 RULE = {"client-id": "*", "consumer_byte_rate": BOUND, "producer_byte_rate": BOUND}
 
@@ -111,7 +116,7 @@ def test_requests_of_real_clients_go_by_the_lane(
         _write(proxy, partition.topic)
         _read(proxy, partition)
     calls = json.loads(counted.read_text())
-    assert calls["_take"] <= OTHERS
+    assert calls["RequestFlow"] <= OTHERS
 
 
 def _write(proxy: ProxyProcess, topic: str) -> None:
@@ -178,6 +183,21 @@ def test_most_round_trips_take_no_call_with_the_lane(
 
 
 @needs_lane
+def test_large_responses_go_by_the_lane(tmp_path: Path) -> None:
+    counted = tmp_path / "calls.json"
+    with ScriptedBroker({FETCH: partial(_fetched, value=bytes(LARGE_BYTES))}) as broker:
+        settings = config(broker.bootstrap, rules=[{"client-id": "*", "consumer_byte_rate": FAR}])
+        changes = COUNTED.format(path=str(counted))
+        with running(ProxyProcess(settings, tmp_path, changes=changes)) as proxy:
+            with RawClient(proxy.bootstrap, "c") as client:
+                for _ in range(REQUESTS):
+                    client.ask(REQUESTS_OF["fetch"])
+            assert proxy.metrics().value("bytes_total", api="Fetch") > REQUESTS * LARGE_BYTES
+    calls = json.loads(counted.read_text())
+    assert max(calls.values()) <= REQUESTS / 4, calls
+
+
+@needs_lane
 def test_a_look_up_that_is_answered_here_takes_few_calls(tmp_path: Path) -> None:
     counted = tmp_path / "calls.json"
     with ScriptedBroker({FETCH: _fetched, LIST_OFFSETS: _looked_up}) as broker:
@@ -224,9 +244,9 @@ def _turns(counted: Path) -> dict[tuple[str, str], Counter[int]]:
     return runs
 
 
-def _fetched(head: RequestHead) -> bytes:
+def _fetched(head: RequestHead, value: bytes = b"record") -> bytes:
     topic = APIS[FETCH].response.FetchableTopicResponse
-    part = topic.PartitionData(partition_index=0, high_watermark=2, records=records(b"record"))
+    part = topic.PartitionData(partition_index=0, high_watermark=2, records=records(value))
     found = topic(topic=TOPIC, topic_id=TOPIC_ID, partitions=[part])
     return body(FETCH, head.api_version, responses=[found])
 

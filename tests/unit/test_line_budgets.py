@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(817, 650),
     "proxy/admin": Budget(6222, 4250),
     "proxy/config": Budget(2576, 2150),
-    "proxy/relay": Budget(6698, 4300),
+    "proxy/relay": Budget(6729, 4300),
     "proxy/usage": Budget(1008, 980),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2522, 1950),

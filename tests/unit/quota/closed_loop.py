@@ -22,6 +22,7 @@ MB = 1_000_000
 BROKER_MS = 2.0
 WINDOW_MS = 11_000.0
 MOST_BY_LANE_BYTES = 64 << 10
+"""Of a response that is not held."""
 HEAD_BYTES = 60
 """Of a Produce request, without records."""
 
@@ -187,9 +188,12 @@ class Consumer:
 
     def answered(self, size: int, expected: InFlightFetch | None) -> None:
         world, charge, is_by_lane = self.world, None, self._is_by_lane
-        if not is_by_lane or size > MOST_BY_LANE_BYTES or not self._may_pass(size):
+        is_large = self.mutes and size > MOST_BY_LANE_BYTES
+        if not is_by_lane or is_large or not self._may_pass(size):
             if is_by_lane:
                 _, expected = self._grant()
+                if expected is not None:
+                    expected.is_one_batch = False
             if expected is not None:
                 expected.answered(size)
             charge = self.client.charge(CONSUMER, size, world.now_ms)
