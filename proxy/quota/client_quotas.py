@@ -337,6 +337,11 @@ class ClientQuotas:
         levels = () if meter is None else meter.levels
         return max((each.meter.owed_ms(now_ms) for each in levels), default=0.0)
 
+    def next_hold_ms(self, kind: QuotaKind, now_ms: float) -> float:
+        """Return for how long what is owed already would hold the next response: one hold."""
+        meter = self._meter(kind, now_ms)
+        return 0.0 if meter is None else min(self.owed_ms(kind, now_ms), meter.longest_hold_ms)
+
     def is_paced(self, kind: QuotaKind) -> bool:
         """Return whether the client is over its quota, or was until just now."""
         meter = self.meters.get(kind)

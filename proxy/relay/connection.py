@@ -15,11 +15,13 @@ from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.cluster.upstream import UpstreamError
+from proxy.quota.busy import FIRST_USUAL_MS, BusyTime
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
 from proxy.quota.delay_queue import NOT_DELAYED
-from proxy.quota.entities import CONSUMER_BYTE_RATE
+from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meter import NS_PER_SECOND
 from proxy.relay.channel import Channel, ChannelLost, Traffic
+from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lane import Lane
@@ -260,9 +262,29 @@ class Connection(PairState):
         self._dialling = None
 
     def close_abandoned(self, reason: str) -> None:
-        """Close both sides with answers due, which are charged: the broker sends them anyway."""
-        self._charge_abandoned()
+        """Close both sides with answers due, which are charged: the broker sends them anyway.
+
+        Does nothing the second time.
+        """
+        if self.life.state is State.CLOSED:
+            return
+        now_ms, kind = clock_ms(), CONSUMER_BYTE_RATE
+        due = [each for each in self.in_flight if not each.measured]
+        for exchange in due:
+            if exchange.expected is not None:
+                exchange.expected.cancel()
+                exchange.kind.session.charge(kind, exchange.expected.size, now_ms)
+        costly = [
+            each
+            for each in due
+            if each.kind.plan.costs_time and each.kind.session.quotas.has(REQUEST_PERCENTAGE)
+        ]
+        upstream, busy_time = self.upstream, self.responses.busy_time
+        if costly:
+            self.upstream = None
         self.close(reason)
+        if costly and upstream is not None:
+            self.services.abandoned.keep(upstream, partial(_charge_time, busy_time, costly))
 
     async def closed(self) -> None:
         """Wait for what `close` cancelled."""
@@ -277,11 +299,10 @@ class Connection(PairState):
         self.services.paced_steps.add(close, self.origin.ip)
 
     def _close_client_ended(self, *, mid_frame: bool) -> None:
-        self._charge_abandoned()
         if mid_frame:
             self._reject("truncated_frame", "the client closed within a request")
         else:
-            self.close("client closed")
+            self.close_abandoned("client closed")
 
     def _close_upstream_ended(self, detail: str = "the broker closed the connection") -> None:
         """Close for the end of the broker's stream; an error only when answers were due."""
@@ -327,7 +348,7 @@ class Connection(PairState):
     def _reject(self, reason: str, detail: str) -> None:
         if self.life.state is not State.CLOSED:
             self.services.count_rejected(reason, **self._about, detail=detail)
-            self.close(reason)
+            self.close_abandoned(reason)
 
     def _upstream_error(self, reason: str, detail: str) -> None:
         if self.life.state is not State.CLOSED:
@@ -456,15 +477,6 @@ class Connection(PairState):
         responses.run()
         self.unpause(Pause.NONE)
 
-    def _charge_abandoned(self) -> None:
-        """Charge what a client has asked for and does not wait for: the broker sends it anyway."""
-        now_ms = clock_ms()
-        kind = CONSUMER_BYTE_RATE
-        for exchange in self.in_flight:
-            if exchange.expected is not None and not exchange.measured:
-                exchange.expected.cancel()
-                exchange.kind.session.charge(kind, exchange.expected.size, now_ms)
-
     def finish_if_drained(self) -> None:
         """See PairState."""
         if self.requests.under_way or self.requests.is_unanswered_next or self._answers_due:
@@ -489,3 +501,16 @@ class Connection(PairState):
             got = 0
         if not got:
             self.close("drained")
+
+
+def _charge_time(busy_time: BusyTime, exchanges: list[Exchange]) -> None:
+    """Charge the time that requests took whose client has left: the first is answered now.
+
+    A broker drops most of what is behind it when the connection ends.
+    """
+    now_ms = clock_ms()
+    first, *behind = exchanges
+    busy_ms = busy_time.answered(first.sent_ms, first.wait_ms, now_ms)
+    first.kind.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)
+    for exchange in behind:
+        exchange.kind.session.charge(REQUEST_PERCENTAGE, FIRST_USUAL_MS, now_ms)

@@ -19,7 +19,7 @@ from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession, Identification
 from proxy.relay.shown_frames import ShownFrames
-from proxy.wire.apis import FETCH, PRODUCE
+from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 from proxy.wire.produce import ProduceResponseShapes
 
@@ -152,13 +152,11 @@ class PairState:
             self._leave_gate()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
             return False
-        if kind.acks == NO_ACKS and kind.plan.costs_time:
-            owed_ms = session.quotas.owed_ms(REQUEST_PERCENTAGE, exchange.sent_ms)
-            if owed_ms:
-                self.pause(Pause.GATED)
-                self._gated_api = PRODUCE
-                self._wake_at(exchange.sent_ms + owed_ms)
-                return False
+        if kind.plan.costs_time and (owed_ms := self._owed_time_ms(exchange)):
+            self.pause(Pause.GATED)
+            self._gated_api = kind.api_key
+            self._wake_at(exchange.sent_ms + owed_ms)
+            return False
         if bounded_by is None:
             return True
         if session.must_go and session.quotas.has(bounded_by):
@@ -166,6 +164,18 @@ class PairState:
             self.pause(Pause.GATED)
             return False
         return self._passes_gate(exchange, bounded_by, exchange.sent_ms, came, topics)
+
+    def _owed_time_ms(self, exchange: Exchange) -> float:
+        """Return for how long a request waits for `request_percentage` that no hold can slow down.
+
+        That is one without a response, and a connection's first one, for one hold at most: its
+        client may have left others before they were answered, or while that was held.
+        """
+        session, now_ms = exchange.kind.session, exchange.sent_ms
+        if exchange.kind.acks == NO_ACKS:
+            return session.quotas.owed_ms(REQUEST_PERCENTAGE, now_ms)
+        is_first, session.has_asked = not session.has_asked, True
+        return session.quotas.next_hold_ms(REQUEST_PERCENTAGE, now_ms) if is_first else 0.0
 
     def admits_more(self, exchange: Exchange) -> bool:
         """Return whether more of a Produce request may be read; if not, it goes on later."""

@@ -184,6 +184,7 @@ class Relay:
             *self._tasks,
             return_exceptions=True,
         )
+        self._services.abandoned.close()
         self._services.pipes.close()
         self._services.resets.close()
 

@@ -92,13 +92,13 @@ class FetchWait(FetchObserver):
 class ResponseFlow(FrameFlow):
     """Responses of one connection, in the order of their requests. The oldest may be held."""
 
-    __slots__ = ("_busy_time", "_collecting", "_free_ms", "_walker", "delayed")
+    __slots__ = ("_collecting", "_free_ms", "_walker", "busy_time", "delayed")
 
     def __init__(self, pair: PairState) -> None:
         super().__init__(pair, _scratch)
         self.delayed = NOT_DELAYED
         """The response that waits in the delay queue."""
-        self._busy_time = BusyTime()
+        self.busy_time = BusyTime()
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
         self._free_ms = 0.0
@@ -122,7 +122,7 @@ class ResponseFlow(FrameFlow):
         if not self.delayed.waiting or due_ms >= self.delayed.due_ms:
             return
         self.delayed.cancel()
-        self._busy_time.held(due_ms)
+        self.busy_time.held(due_ms)
         if most_ms:
             self._pause_until(due_ms, self._pair.next_in_flight[0])
         else:
@@ -398,7 +398,7 @@ class ResponseFlow(FrameFlow):
             return False
         if api_key in (FETCH, PRODUCE) and not exchange.kind.plan.clients_throttle:
             exchange.throttle_ms = round(hold_ms)
-        self._busy_time.held(charge.due_ms)
+        self.busy_time.held(charge.due_ms)
         self._pause_until(charge.due_ms, exchange)
         return True
 
@@ -442,7 +442,7 @@ class ResponseFlow(FrameFlow):
         elif exchange.topic_charge is not None:
             charge = longest((charge, exchange.topic_charge))
         if kind.plan.costs_time and kind.session.quotas.has(REQUEST_PERCENTAGE):
-            busy_ms = self._busy_time.answered(exchange.sent_ms, exchange.wait_ms, now_ms)
+            busy_ms = self.busy_time.answered(exchange.sent_ms, exchange.wait_ms, now_ms)
             charge = longest((charge, kind.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)))
             exchange.is_wait_doubtful = exchange.wait_ms > 0
         return charge
@@ -452,4 +452,4 @@ class ResponseFlow(FrameFlow):
 
         What that holds is the next response.
         """
-        session.charge(REQUEST_PERCENTAGE, self._busy_time.had_data(), clock_ms())
+        session.charge(REQUEST_PERCENTAGE, self.busy_time.had_data(), clock_ms())

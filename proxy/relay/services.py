@@ -21,6 +21,7 @@ from proxy.quota.delay_queue import Delayed, DelayQueue, Release
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LEASE_MS
 from proxy.quota.meters import ThrottleTime
+from proxy.relay.abandoned import AbandonedRequests
 from proxy.relay.clients import ClientRegistry, ClientUsage, direction_of
 from proxy.relay.interceptor import Interceptor
 from proxy.relay.kept_bytes import KeptBytes
@@ -143,6 +144,7 @@ class Services:
     max_pipes: int = MAX_PIPES
     pipes: PipePool = field(init=False)
     resets: Resets = field(init=False)
+    abandoned: AbandonedRequests = field(init=False)
     times: TimedApis = field(init=False)
     unshown: UnshownFrames = field(init=False)
     """What the lane has sent on, and an interceptor is to see."""
@@ -157,6 +159,7 @@ class Services:
         self.instruments.kept_bytes.set_function(lambda: self.kept_bytes.total)
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
         self.resets = Resets(self.loop)
+        self.abandoned = AbandonedRequests(self.loop)
         self.times = TimedApis(self.instruments)
         self.unshown = UnshownFrames(self.loop.call_later)
         self.quotas.on_lent = self._await_leases

@@ -29,8 +29,8 @@ class ClientSession:
 
     __slots__ = (
         *("_began_alone", "_bytes", "_generation", "_origin", "_services"),
-        *("_steering", "_topics", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
-        *("owner", "quotas", "usage"),
+        *("_steering", "_topics", "fetch_sizes", "has_asked", "identity", "interceptor"),
+        *("lacks_fallback", "owner", "quotas", "usage"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -48,6 +48,8 @@ class ClientSession:
         self.follow_owner()
         self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
+        self.has_asked = False
+        """Whether a request that costs a broker's time was let through, or is about to be."""
         self._topics: TopicTraffic | None = None
         services.clients.connected(identity)
         self.usage = services.clients.usage.get(identity)

@@ -5,13 +5,14 @@ from struct import pack
 import pytest
 from parts.sensor_views import sensors_in_use
 from relaylab import frames
-from relaylab.lab import open_lab, turns, until
+from relaylab.lab import Lab, open_lab, turns, until
 from test_shown_fetch import ShowingInterceptor
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.busy import FIRST_USUAL_MS
 from proxy.quota.entities import BUSY_MS_PER_PERCENT, QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay.abandoned import MAX_ABANDONED
 
 LONG_WAIT_MS = 60_000
 TOOK_MS = 400.0
@@ -109,3 +110,61 @@ async def test_requests_without_a_response_count_and_wait():
         assert row.rate * row.window_ms / MS_PER_SECOND * BUSY_MS_PER_PERCENT > 0.9 * FIRST_USUAL_MS
         lab.services.quotas.update(QuotaSettings())
         assert await broker.frame() == second
+
+
+def busy_ms_of(lab: Lab) -> float:
+    rows = sensors_in_use(lab.services.quotas, clock_ms)
+    return sum(row.rate * row.window_ms / MS_PER_SECOND * BUSY_MS_PER_PERCENT for row in rows)
+
+
+@pytest.mark.parametrize("end", ["answer", "broker", "shutdown"])
+@pytest.mark.parametrize("leaves", ["in order", "with a malformed request"])
+async def test_who_leaves_before_the_answer_pays_for_what_the_broker_does(leaves, end):
+    async with open_lab(rules=bounded(1e6)) as lab:
+        client, broker = await lab.pair(frames.metadata_request(1))
+        (connection,) = lab.relay.connections
+        connection.in_flight[0].sent_ms -= TOOK_MS
+        if leaves == "in order":
+            await client.close()
+        else:
+            await client.send(pack(">i", -1))
+        await until(lambda: not lab.relay.connected)
+        assert not busy_ms_of(lab)
+        if end == "answer":
+            await broker.send(frames.metadata_response(1, {}))
+        elif end == "broker":
+            await broker.close()
+        else:
+            await lab.relay.close()
+        await until(lambda: busy_ms_of(lab))
+        assert busy_ms_of(lab) > 0.9 * TOOK_MS
+
+
+async def test_of_many_that_leave_the_oldest_are_charged_as_they_stand():
+    async with open_lab(rules=bounded(1e6)) as lab:
+        for _ in range(MAX_ABANDONED + 1):
+            assert not busy_ms_of(lab)
+            client, _ = await lab.pair(frames.metadata_request(1))
+            (connection,) = lab.relay.connections
+            connection.in_flight[0].sent_ms -= TOOK_MS
+            await client.close()
+            await until(lambda: not lab.relay.connected)
+        assert TOOK_MS * 0.9 < busy_ms_of(lab) < TOOK_MS * MAX_ABANDONED / 2
+
+
+async def test_the_first_request_of_a_connection_waits_for_what_its_client_owes():
+    """For one hold, as a response would: what is left may be owed."""
+    async with open_lab(rules=bounded(1e-9)) as lab:
+        client, broker = await lab.pair(frames.metadata_request(1))
+        await client.close()
+        await until(lambda: not lab.relay.connected)
+        await broker.send(frames.metadata_response(1, {}))
+        await until(lambda: busy_ms_of(lab))
+        another = await lab.client()
+        await another.send(frames.metadata_request(2))
+        came = await lab.broker()
+        await until(lambda: lab.held)
+        await turns(50)
+        assert not came.unread
+        lab.services.reapers.release_all()
+        assert await came.frame() == frames.metadata_request(2)

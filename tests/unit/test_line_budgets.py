@@ -28,11 +28,11 @@ BUDGETS = {
     "proxy/queries": Budget(817, 650),
     "proxy/admin": Budget(6222, 4250),
     "proxy/config": Budget(2576, 2150),
-    "proxy/relay": Budget(6729, 4300),
+    "proxy/relay": Budget(6816, 4300),
     "proxy/usage": Budget(1008, 980),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5685, 3100),
+    "proxy/quota": Budget(5690, 3100),
     "proxy/progress": Budget(3649, 2950),
     "proxy/state": Budget(2198, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
