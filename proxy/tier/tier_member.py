@@ -346,6 +346,7 @@ class TierMember:
             cluster_id=self._cluster_id,
             rules_digest=self._rules.digest,
             clock_s=time.time(),
+            state_topic=self._config.state.topic,
             loads=self._loads.meter.announced,
             is_leaving=self._is_leaving,
             reached=self._probe.reached.difference(owners),

@@ -146,7 +146,7 @@ def admit(
         return not _was_admitted(said, previous), -len(said.owned), -said.generation, key
 
     admitted: dict[str, Subscription] = {}
-    kind = _kind_of_tier(readable, previous)
+    kind, topic = _kind_of_tier(readable, previous), ""
     for key in sorted(readable, key=seniority):
         said = readable[key]
         if _kind(said) != kind:
@@ -155,8 +155,12 @@ def admit(
             reason = f"another process has the machine name {said.name}: give each machine a name "
             reason += "of its own, or stop the other process"
             refused[key] = RefusedMember(said.name, reason)
+        elif topic and said.state_topic not in ("", topic):
+            reason = f"its state is in topic {said.state_topic}, and that of the tier in {topic}: "
+            refused[key] = RefusedMember(said.name, f"{reason}correct state.topic")
         else:
             admitted[said.name] = said
+            topic = topic or said.state_topic
     return dict(sorted(admitted.items())), refused
 
 

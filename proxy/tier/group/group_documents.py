@@ -112,6 +112,8 @@ class Subscription(UserData):
     clock_s: float
     """Seconds since the epoch."""
     slots: int = SLOTS
+    state_topic: str = ""
+    """Where it keeps what it owns; earlier versions do not say."""
     loads: Mapping[int, SlotLoad] = field(default_factory=dict)
     """By slot, of those that it owns."""
     is_leaving: bool = False

@@ -45,6 +45,19 @@ def test_another_number_of_slots_is_refused() -> None:
     assert "it has 512 slots, and the tier has 256" in refused["2"].reason
 
 
+def test_a_member_with_another_state_topic_is_refused() -> None:
+    one, two = (replace(announcement(name), state_topic=topic) for name, topic in ("at", "bu"))
+    said = {
+        "1": subscription("b", said=two),
+        "2": subscription("a", {0}, said=one),
+        "3": subscription("c"),  # of an earlier version
+    }
+    admitted, refused = admit(said, None)
+    assert set(admitted) == {"a", "c"}
+    reason = "its state is in topic u, and that of the tier in t: correct state.topic"
+    assert refused["1"].reason == reason
+
+
 def test_what_cannot_be_read_is_refused_with_its_reason() -> None:
     admitted, refused = admit({"1": subscription("a"), "2": FormError("of form 2")}, None)
     assert list(admitted) == ["a"]
