@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from proxy.relay.channel import Channel
 
-MAX_ABANDONED = 256
+MAX_ABANDONED = 64
 """Connections to brokers that are kept for it; of more the oldest is charged as it stands."""
 
 ABANDONED_S = 10.0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.config import Config, load_config
 from proxy.config.descriptors import FILES_PER_CLIENT, OTHER_FILES, share_files
+from proxy.relay.abandoned import MAX_ABANDONED
 from proxy.relay.pump import MAX_PIPES
 
 PORTS = 101
@@ -60,7 +61,7 @@ def test_clients_never_take_what_is_for_others(config: Config, allowed: int) -> 
 
 
 def test_pipes_are_among_the_other_files() -> None:
-    assert OTHER_FILES > 2 * MAX_PIPES
+    assert OTHER_FILES > 2 * MAX_PIPES + MAX_ABANDONED
 
 
 def test_the_document_is_what_is_counted() -> None:
