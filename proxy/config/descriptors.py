@@ -10,9 +10,9 @@ FILES_PER_CLIENT = 2
 """A client's socket and the broker's."""
 
 OTHER_FILES = 448
-"""Two for each of the pipes of splice, which are at most 128; connections that are being made; 64 of
-brokers that are at work for clients that have left; what the proxy itself asks brokers; the state,
-the log and Python's own."""
+"""Two for each of the pipes of splice, which are at most 128; connections that are being made; 64
+of brokers that are at work for clients that have left; what the proxy itself asks brokers; the
+state, the log and Python's own."""
 
 LEAST_ADMIN_SHARE = 16
 """Where descriptors are few, this part of them is for the admin port, and at least one."""
