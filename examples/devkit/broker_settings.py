@@ -31,6 +31,8 @@ _PROPERTIES = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
     "group.initial.rebalance.delay.ms": "0",
+    # The default writes a record twice a second, for followers, into a log that else rests.
+    "metadata.max.idle.interval.ms": "0",
     # The default takes 128 MiB of the heap.
     "log.cleaner.dedupe.buffer.size": "4194304",
 }
