@@ -88,6 +88,9 @@ SETTLED_S = 30.0
 RESUME_TIMEOUT_S, RESUME_RETRY_S = 5.0, 0.1
 """How long, and how often, a proxy tries to take back what a successor had that died."""
 
+JOIN_AGAIN_S = 1.0
+"""Between two tries to join the tier again, each of which waits for the brokers besides."""
+
 _log = get_logger(__name__)
 
 
@@ -183,8 +186,10 @@ class Member:
         self._health = Health(
             self._relay, self._services, self._store, lambda: self._secrets.certificates
         )
-        self._history = History(self._quotas.measured_rates)
-        self._request_times = RequestTimes(self._services.times.by_name)
+        self._history, self._request_times = (
+            History(self._quotas.measured_rates),
+            RequestTimes(self._services.times.by_name),
+        )
         self._slices = Slices()
         """For all long walks of this process."""
         self._metering = self._make_metering()
@@ -195,6 +200,8 @@ class Member:
         """The work that goes on and does not end, after `accept`."""
         self._released = False
         """Whether a successor may have the state."""
+        self._rejoining, self._opening = list[asyncio.Task[None]](), asyncio.Lock()
+        """What joins the tier again, and holds this while a thread opens the state for it."""
         if steering is not None:
             # Who is new here may have had its bound at another member a moment ago.
             self._quotas.paces_new = True
@@ -300,6 +307,7 @@ class Member:
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""
         try:
+            await end_tasks(self._rejoining)
             if self._tier is not None:
                 await self._tier.leave(for_successor=False)
             if not self._released:
@@ -315,6 +323,8 @@ class Member:
 
     async def release(self) -> None:
         """Close admin port and state, for a successor; all is written by then."""
+        async with self._opening:  # which a thread does that cannot be ended
+            await end_tasks(self._rejoining)
         if self._tier is not None:
             await self._tier.leave(for_successor=True)
         await self._admin.stop()
@@ -328,12 +338,12 @@ class Member:
         """Open state and admin port again: the successor has died, or given up.
 
         Where that fails the log says so. Clients are served in any case, as they were meanwhile.
+        A tier is joined behind that, which is tried until it works.
         """
         loop = asyncio.get_running_loop()
         for text, open_again in (
             ("state not opened again, nothing is kept", self._resume_state),
             ("admin port not opened again", self._resume_admin),
-            ("tier not joined again", self._rejoin),
         ):
             until_s = loop.time() + RESUME_TIMEOUT_S
             while True:
@@ -346,6 +356,9 @@ class Member:
                         _log.error(text, error=str(error))
                         break
                 await asyncio.sleep(RESUME_RETRY_S)
+        if self._tier is not None:
+            self._rejoining = [asyncio.create_task(self._rejoin(self._tier))]
+            self._rejoining[0].add_done_callback(self._tier.ended)
 
     def addresses(self) -> Iterable[Address]:
         """Return where we listen."""
@@ -431,11 +444,20 @@ class Member:
     async def _resume_admin(self) -> None:
         await self._admin.stop()
         await self._admin.start(self._admin_sockets())
-
-    async def _rejoin(self) -> None:
-        if self._tier is not None:
-            await self._tier.join(self._admin.port)
         self._share_admin_port()
+
+    async def _rejoin(self, tier: TierMember) -> None:
+        """Open the state, if that has failed, and join the tier, as soon as the brokers let us."""
+        while True:
+            try:
+                async with self._opening:
+                    if self._released:
+                        await self._resume_state()
+                return await tier.join(self._admin.port)
+            except StateError as error:
+                _log.error("tier not joined again", error=str(error))
+                await tier.leave(for_successor=True)
+            await asyncio.sleep(JOIN_AGAIN_S)
 
     async def _reload_shared_state(self, failing: str) -> None:
         """Read what another process has written that concerns all, or log what is failing."""

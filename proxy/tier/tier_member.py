@@ -228,7 +228,7 @@ class TierMember:
         )
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
         for task in self._tasks:
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self.ended)
         in_force = asyncio.create_task(self._ownership.in_force.wait())
         try:
             await asyncio.wait(
@@ -265,6 +265,11 @@ class TierMember:
     async def watch(self) -> None:
         """Raise what the work in the tier has ended by."""
         await asyncio.shield(self._failed)
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """Have the member end with work that has ended by a fault."""
+        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
+            self._failed.set_exception(error)
 
     def request_rebalance(self, *, at_once: bool = False) -> None:
         """Have the group look at this member again, which is another one now."""
@@ -383,11 +388,6 @@ class TierMember:
         known = await self._peers.generations(others)
         is_newest = all(each <= generation for each in known)
         return bool(known) and is_newest and 2 * (1 + len(known)) > 1 + len(others)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Have the member end with work that has ended by a fault."""
-        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
-            self._failed.set_exception(error)
 
     def _follow_common(self, store: TierStore, keys: frozenset[str]) -> None:
         """Follow what another member has written that concerns all; called in a thread."""

@@ -238,6 +238,37 @@ def test_a_machine_serves_again_when_its_successor_gives_up(tier: Tier) -> None:
     until(lambda: has_bound(victim, 2000), "it follows")
 
 
+@pytest.mark.parametrize("workers", [1, WORKERS])
+def test_who_cannot_join_again_after_a_take_over_does_so_later(tier: Tier, workers: int) -> None:
+    """Kafka does not answer as the successor gives up."""
+    way = yaml.safe_load(tier.machines[2].config_file.read_text())["cluster"]
+    made = settings(way["bootstrap_servers"][0], f"late-{workers}", workers)
+    victim = TierMachine(made, tier.folder / f"late-{workers}")
+    machines = [*tier.machines, victim]
+    try:
+        victim.start()
+        until_shared(*machines)
+        with closing(Predecessor(victim.pid)) as predecessor:
+            assert predecessor.release()
+            until(lambda: not answers(victim), "the admin port is released")
+            tier.way.cut()
+        try:
+            failed = "tier not joined again"
+            until(lambda: len(victim.log(failed)) >= workers, "it waits for Kafka", LIMIT_S)
+            status, text = victim.get("/readyz")
+            assert (status, "out of tier faults" in text) == (503, True), text
+        finally:
+            tier.way.mend()
+        until_shared(*machines)
+        until(lambda: victim.get("/readyz")[0] == 200, "it is ready again")
+        with Steady(victim.bootstrap, f"late-{workers}", tier.topic(), ANSWER_LIMIT_S):
+            pass
+        victim.stop()
+    finally:
+        victim.kill()
+    tier.until_shared()
+
+
 def answers(machine: TierMachine) -> bool:
     """Whether a member answers at the admin port, where connections wait for one."""
     with (
