@@ -13,7 +13,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, MutableMapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from functools import partial
 from typing import Any, NoReturn
@@ -135,30 +135,20 @@ class WorkerHandle:
         """Start a process that does this work, with its end of the channel.
 
         What is `not_its` own of our sockets is closed there: a port is free when its member ends.
+        Raises WorkerError where the system has no room for another process.
         """
-        ours, theirs = socket.socketpair()
-        parent = os.getpid()
-        # A signal that arrives in between would be the launcher's, and told to both.
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            for sock in (ours, *not_its):
-                sock.close()
-            _end_with(parent)
-            _leave(lambda: work(theirs))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        theirs.close()
-        self.channel = ours
-        self.pid, self._failure, self.heard_s = pid, None, self._loop.time()
-        self._pidfd = os.pidfd_open(pid)
+        try:
+            self.pid, self._pidfd, self.channel = _fork(work, not_its)
+        except OSError as error:
+            text = f"worker {self.number} cannot be forked: {error.strerror or error}"
+            raise WorkerError(text) from error
+        self._failure, self.heard_s = None, self._loop.time()
         for event in (self.ended, self._is_ready, self._is_done):
             event.clear()
         self._loop.add_reader(self._pidfd, self._has_ended)
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+        reader, self._writer = await asyncio.open_connection(
+            sock=self.channel, limit=MAX_LINE_BYTES
+        )
         self._reading = asyncio.create_task(self._read(reader))
 
     async def until_ready(self, limit_s: float) -> None:
@@ -229,6 +219,42 @@ class WorkerHandle:
         self.pid = self.channel = self._writer = self._reading = None
         for event in (self.ended, self._is_ready, self._is_done):
             event.set()
+
+
+def _fork(
+    work: Callable[[socket.socket], int], not_its: Iterable[socket.socket]
+) -> tuple[int, int, socket.socket]:
+    """Start a process, see WorkerHandle; return it, its pidfd and our end of the channel.
+
+    Raises OSError; there is no process then.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs, ExitStack() as undoing:
+        undoing.enter_context(ours)
+        parent = os.getpid()
+        # A signal that arrives in between would be the launcher's, and told to both.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for number in SIGNALS:
+                    signal.signal(number, signal.SIG_IGN)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+                for sock in (ours, *not_its):
+                    sock.close()
+                _end_with(parent)
+                _leave(lambda: work(theirs))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        undoing.pop_all()
+    return pid, pidfd, ours
 
 
 def _leave(work: Callable[[], int]) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -132,6 +133,21 @@ def test_the_log_level_is_that_of_all(machine: ProxyProcess) -> None:
         "all say more",
     )
     assert call(machine, "PUT", "/v1/log_level", {"level": "info"}).status == 200
+
+
+def test_a_launcher_that_cannot_fork_for_a_moment_tries_again(machine: ProxyProcess) -> None:
+    limit = resource.RLIMIT_NOFILE
+    before = resource.prlimit(machine.pid, limit)
+    resource.prlimit(machine.pid, limit, (0, before[1]))
+    try:
+        pid = kill_worker(machine, 1)
+        failed = "a worker could not begin"
+        until(lambda: len(machine.log(failed)) > 1, "no file is left for it")
+    finally:
+        resource.prlimit(machine.pid, limit, before)
+    until_replaced(machine, 1, pid)
+    assert "cannot be forked: Too many open files" in machine.log(failed)[0]["error"]
+    until(lambda: machine.get("/readyz")[0] == 200, "it is ready again")
 
 
 def test_who_is_down_is_named(machine: ProxyProcess) -> None:
