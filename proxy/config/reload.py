@@ -64,15 +64,20 @@ class LimitedThread:
     async def call(self, function: Callable[[], Result], limit_s: float) -> Result:
         """Return what the function returns, or raise what it raises; TimeoutError when it hangs.
 
-        While an earlier call hangs, that one is waited for, and this one is not begun.
+        So also where the system has no room for a thread. While an earlier call hangs, that one is
+        waited for, and this one is not begun.
         """
         async with asyncio.timeout(limit_s):
             if self._running is not None:
                 with suppress(Exception):  # it was raised where that call was waited for
                     await asyncio.wrap_future(self._running)
-            self._running = done = Future[Result]()
+            done = Future[Result]()
             done.set_running_or_notify_cancel()
-            Thread(target=_run, args=(function, done), name="limited", daemon=True).start()
+            try:
+                Thread(target=_run, args=(function, done), name="limited", daemon=True).start()
+            except RuntimeError as error:
+                raise TimeoutError from error
+            self._running = done
             result = await asyncio.wrap_future(done)
         self._running = None
         return result
@@ -177,7 +182,8 @@ class Reloader:
         if not self._hangs:
             self._hangs = True
             text = f"{self._path}: it, or a file that it names, was not read in {limit_s:g} s"
-            text += "\n    fix: look at the file system that it is on; or name a file, not a pipe"
+            text += "\n    fix: look at the file system that it is on; name a file, not a pipe; "
+            text += "or let this process have more threads (pids.max)"
             self._failed(text)
 
     def _failed(self, message: str, defect: Exception | None = None) -> None:

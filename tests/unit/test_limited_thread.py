@@ -37,6 +37,19 @@ async def test_a_call_that_hangs_is_given_up_and_no_other_begun(fails):
     assert begun == ["hang", "next"]
 
 
+async def test_a_call_without_room_for_a_thread_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    thread = LimitedThread()
+    with monkeypatch.context() as full:
+        full.setattr(threading, "_start_new_thread", refuse)
+        with pytest.raises(TimeoutError):
+            await thread.call(lambda: 7, LONG_S)
+    assert await thread.call(lambda: 7, LONG_S) == 7
+
+
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
+
+
 async def test_its_thread_keeps_no_process_from_its_end():
     thread = LimitedThread()
     assert await thread.call(lambda: threading.current_thread().daemon, LONG_S)
