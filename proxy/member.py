@@ -186,10 +186,8 @@ class Member:
         self._health = Health(
             self._relay, self._services, self._store, lambda: self._secrets.certificates
         )
-        self._history, self._request_times = (
-            History(self._quotas.measured_rates),
-            RequestTimes(self._services.times.by_name),
-        )
+        self._history = History(self._quotas.measured_rates)
+        self._request_times = RequestTimes(self._services.times.by_name)
         self._slices = Slices()
         """For all long walks of this process."""
         self._metering = self._make_metering()
@@ -200,28 +198,12 @@ class Member:
         """The work that goes on and does not end, after `accept`."""
         self._released = False
         """Whether a successor may have the state."""
-        self._rejoining, self._opening = list[asyncio.Task[None]](), asyncio.Lock()
-        """What joins the tier again, and holds this while a thread opens the state for it."""
+        self._rejoining: list[asyncio.Task[None]] = []
+        """What joins the tier again."""
+        self._opening = asyncio.Lock()
+        """Held while a thread opens the state for that."""
         if steering is not None:
-            # Who is new here may have had its bound at another member a moment ago.
-            self._quotas.paces_new = True
-            member_instruments = MemberInstruments(self._metrics)
-            member_instruments.workers.set(1)
-            member_instruments.worker_restarts_total.labels(str(number)).inc(restarts)
-            self._tier = TierMember(
-                self._name,
-                config,
-                self._secrets,
-                self._bootstrap,
-                member_instruments,
-                steering=steering,
-                queries=self._queries,
-                lead=self._lead,
-                quotas=self._quotas,
-                slices=self._slices,
-                relay=self._relay,
-                on_shared_state=self._on_shared_state_changed,
-            )
+            self._tier = self._make_tier(config, steering, number, restarts)
             self._store.watch_key = self._tier.watch_key
 
     async def start(
@@ -388,6 +370,29 @@ class Member:
         )
         await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
         self._queries.load(self._store, owns_all if self._tier is None else self._tier.owns)
+
+    def _make_tier(
+        self, config: Config, steering: SlotSteering, number: int, restarts: int
+    ) -> TierMember:
+        # Who is new here may have had its bound at another member a moment ago.
+        self._quotas.paces_new = True
+        metrics = MemberInstruments(self._metrics)
+        metrics.workers.set(1)
+        metrics.worker_restarts_total.labels(str(number)).inc(restarts)
+        return TierMember(
+            self._name,
+            config,
+            self._secrets,
+            self._bootstrap,
+            metrics,
+            steering=steering,
+            queries=self._queries,
+            lead=self._lead,
+            quotas=self._quotas,
+            slices=self._slices,
+            relay=self._relay,
+            on_shared_state=self._on_shared_state_changed,
+        )
 
     def _make_admin(self) -> AdminServer:
         """Make what serves operators; `start` it with sockets."""
