@@ -3,8 +3,10 @@
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from time import perf_counter
 
 import pytest
 import trustme
@@ -18,6 +20,7 @@ from proxy.admin.port.admin_port import ADMIN_RECEIVE_BYTES, AdminPort
 from proxy.admin.server import AdminServer
 from proxy.cluster.tls_socket import MOST_IN_VAIN
 from proxy.config.models import AdminSection
+from proxy.relay.paced_steps import MOST_S
 
 HOST = "127.0.0.1"
 LIMIT_S = 20
@@ -436,3 +439,34 @@ async def test_what_is_parsed_in_one_go_is_bounded():
                 await asyncio.sleep(0)
     port.close()
     assert max(pieces) <= 4 * ADMIN_RECEIVE_BYTES
+
+
+async def test_of_many_connections_few_are_parsed_in_one_round_of_the_loop():
+    count = 20
+    rounds, over, loop = [0], asyncio.Event(), asyncio.get_running_loop()
+
+    class Costly(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:  # noqa: ARG002
+            begin_s = perf_counter()
+            while perf_counter() < begin_s + MOST_S:
+                pass
+            rounds.append(rounds[0])
+            if len(rounds) > count:
+                over.set()
+
+    def begin_round() -> None:
+        rounds[0] += 1
+        if not over.is_set():
+            loop.call_soon(begin_round)
+
+    port = AdminPort(AdminSection.model_construct())
+    port.make_http = Costly
+    port.serve([socket.create_server((HOST, 0))])
+    begin_round()
+    with ExitStack() as stack:
+        for _ in range(count):
+            client = stack.enter_context(socket.create_connection(port.addresses[0]))
+            client.sendall(b"[")
+        await asyncio.wait_for(over.wait(), LIMIT_S)
+    port.close()
+    assert max(Counter(rounds[1:]).values()) <= 2

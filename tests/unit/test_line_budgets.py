@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4259, 2350),
     "proxy/onboarding": Budget(970, 700),
     "proxy/queries": Budget(817, 650),
-    "proxy/admin": Budget(6222, 4250),
+    "proxy/admin": Budget(6223, 4250),
     "proxy/config": Budget(2583, 2150),
     "proxy/relay": Budget(6816, 4300),
     "proxy/usage": Budget(1008, 980),

@@ -30,7 +30,7 @@ ADMIN_ACCEPT_PAUSE_S = 0.5  # pause of accepting when the process has no descrip
 
 ADMIN_BACKLOG = 128
 ADMIN_RECEIVE_BYTES = 16 << 10  # of a connection, which are parsed in one go: each may be a chunk
-MOST_PILED_BYTES = 64 << 10  # with TLS; beyond it the server of HTTP is to pause
+MOST_PILED_BYTES = 64 << 10  # beyond it the server of HTTP is to pause
 MOST_UNREAD = 16  # connections that do not read; for each, a whole answer may wait in memory
 LOG_INTERVAL_S = 60.0  # between two log lines about connections that were closed for others
 
@@ -39,17 +39,18 @@ _log = get_logger(__name__)
 _scratch = memoryview(bytearray(ADMIN_RECEIVE_BYTES))
 
 
-class TlsTransport(asyncio.Transport):
-    """Reads a socket whose handshake is done by paced steps, and sends what the client takes.
+class PacedTransport(asyncio.Transport):
+    """Reads a socket, with TLS after its handshake, by paced steps; sends what the client takes.
 
-    Addresses take turns to be read from. The transport of uvloop reads all that has come in one go,
-    which may be a thousand key updates.
+    Addresses take turns to be read from. By uvloop's transports each connection would be read from
+    in each round of the loop, and with TLS all that has come, as a thousand key updates.
     """
 
     def __init__(
-        self, sock: TlsSocket, protocol: asyncio.Protocol, steps: PacedSteps, address: str
+        self, sock: socket.socket, protocol: asyncio.Protocol, steps: PacedSteps, address: str
     ) -> None:
-        extra = {"peername": sock.getpeername(), "sslcontext": sock.tls.context, "socket": sock}
+        context = sock.tls.context if isinstance(sock, TlsSocket) else None
+        extra = {"peername": sock.getpeername(), "sslcontext": context, "socket": sock}
         super().__init__(extra)
         self._loop = asyncio.get_running_loop()
         self._sock, self._channel = sock, Channel(sock)
@@ -149,8 +150,9 @@ class TlsTransport(asyncio.Transport):
         self._is_closing = self._is_over = True
         self._loop.remove_reader(self._channel.fd)
         self._loop.remove_writer(self._channel.fd)
-        with suppress(OSError):  # gone already
-            self._sock.say_end()
+        if isinstance(self._sock, TlsSocket):
+            with suppress(OSError):  # gone already
+                self._sock.say_end()
         self._sock.close()
         self._protocol.connection_lost(error)
 
@@ -266,6 +268,7 @@ class AdminPort:
         for sock in sockets:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ADMIN_RECEIVE_BYTES)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of those accepted, too
             sock.listen(ADMIN_BACKLOG)
             self._watch_socket(sock)
 
@@ -335,12 +338,10 @@ class AdminPort:
         """Make a connection of a socket, which belongs to it from then on."""
         is_made = False
         try:
-            if self.tls is None:
-                await self._loop.connect_accepted_socket(lambda: connection, client)
-            else:
+            if self.tls is not None:
                 turn = partial(self._steps.turn, connection.address)
                 client = await handshake(client, self.tls, server_side=True, turn=turn)
-                TlsTransport(client, connection, self._steps, connection.address)
+            PacedTransport(client, connection, self._steps, connection.address)
             is_made = True
         except OSError:  # what TLS does not like is one, and who is gone
             pass
