@@ -24,6 +24,10 @@ READ_LIMIT_S = 25.0
 MAX_SUMMED = 200_000
 """So many rates are kept by interval, of clients whose names are made anew; about 20 MB."""
 
+MAX_AT_ONCE = 10_000
+"""Of one record; so many are of 28 hours. Each record of an interval is added to all of its rates.
+"""
+
 ROOM_BYTES = 20_000
 """So much is kept of each client on average, about: its names, and which rates were seen."""
 
@@ -125,8 +129,9 @@ class Observed:
             names = len(record.listener) + len(record.user or "") + len(record.client_id)
             self._kept_bytes += SERIES_BYTES + CHAR_BYTES * names
         seen.total_bytes += record.bytes
-        summed_count = self._summed_count + sum(record.rates.values())
-        if client.is_prefix and record.rates and summed_count <= MAX_SUMMED:
+        count = sum(record.rates.values())
+        room = min(MAX_AT_ONCE, MAX_SUMMED - self._summed_count)
+        if client.is_prefix and record.rates and count <= room:
             self._add_at_once(seen.by_end, record)
         else:
             self._kept_bytes -= BUCKET_BYTES * len(seen.counts)

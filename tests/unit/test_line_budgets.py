@@ -29,7 +29,7 @@ BUDGETS = {
     "proxy/admin": Budget(6223, 4250),
     "proxy/config": Budget(2583, 2150),
     "proxy/relay": Budget(6816, 4300),
-    "proxy/usage": Budget(1008, 980),
+    "proxy/usage": Budget(1013, 980),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5690, 3100),
