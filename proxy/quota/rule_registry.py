@@ -296,7 +296,8 @@ class RuleRegistry:
 
     Of several processes that share the store one writes; the others, with `writes` False, `reread`
     when it has. One that is to write from now on gets `writes` and rereads: what ended in the one
-    before may still be in the store.
+    before may still be in the store. What ended in another by its clock, which was ahead, is in
+    force again once that is right, for as long as it is in the store.
 
     Raises StateError when the store, or an override in it, cannot be read.
     """
@@ -325,6 +326,8 @@ class RuleRegistry:
         self._kafka: tuple[Rule, ...] = ()
         self._kept: Mapping[str, KeptChange] = read_changes(store)
         """Overrides and pauses by the keys of their records."""
+        self._stored = self._kept
+        """What is in the store, if another process writes."""
         self._changes = self._latest = 0
         self._put_in_force(self._compose())
 
@@ -383,12 +386,10 @@ class RuleRegistry:
         What begins or ends by its schedule does so, too. Raises StateError when overrides or pauses
         could not be deleted; they have ended all the same.
         """
-        self._now_s, of_file = now_s, self.composed.of_file
-        dated = ((key, each, each.until_s) for key, each in self._kept.items())
-        due = {key: each for key, each, until in dated if until is not None and until <= now_s}
-        if due:
-            self._keep({}, due)
-        if due or not of_file.since_s <= now_s < of_file.until_s:
+        self._now_s, of_file, before = now_s, self.composed.of_file, self._kept
+        self._kept = self._not_ended(before if self.writes else self._stored)
+        due = {key: each for key, each in before.items() if key not in self._kept}
+        if self._kept != before or not of_file.since_s <= now_s < of_file.until_s:
             await self._use()
         if self.writes and due:  # but for what was set again meanwhile
             gone = (key for key in due if key not in self._kept)
@@ -397,7 +398,8 @@ class RuleRegistry:
 
     async def reread(self) -> None:
         """Put in force what another process wrote. Raises StateError; all is as before then."""
-        kept = read_changes(self._store)
+        self._stored = read_changes(self._store)
+        kept = self._stored if self.writes else self._not_ended(self._stored)
         if kept != self._kept:
             self._kept = kept
             await self._use()
@@ -455,6 +457,10 @@ class RuleRegistry:
         """Have other changes; those before stay as they are for what is being composed of them."""
         kept = self._kept.items()
         self._kept = {**{key: each for key, each in kept if key not in gone}, **made}
+
+    def _not_ended(self, kept: Mapping[str, KeptChange]) -> dict[str, KeptChange]:
+        dated = ((key, each, each.until_s) for key, each in kept.items())
+        return {key: each for key, each, end in dated if end is None or end > self._now_s}
 
     @property
     def _compose(self) -> Compose:

@@ -524,6 +524,24 @@ def test_one_that_does_not_write_ends_what_is_due_and_leaves_the_store():
     assert first.store.items("") == []
 
 
+def test_what_ended_by_a_clock_that_was_ahead_is_in_force_again_unless_it_has_ended():
+    first = Desk()
+    second = SharedDesk(first.store)
+    for name in ("etl", "gone"):
+        first.put({"client-id": name}, {CONSUMER: 7.0}, until_s=NOON_S)
+    at_once(first.book.pause(QuotaPause({}, NOON_S)))
+    at_once(second.book.reread())
+    for ahead_s in (0, 1):
+        at_once(second.book.end_due(NOON_S + ahead_s))
+        at_once(second.book.reread())
+        assert (second.bound("etl"), second.book.pauses()) == (MB, [])
+    first.delete({"client-id": "gone"})
+    at_once(second.book.reread())
+    assert at_once(second.book.end_due(NOON_S - 1)) == []
+    assert (second.bound("etl"), second.bound("gone")) == (7.0, 2 * MB)
+    assert second.book.pauses() == first.book.pauses()
+
+
 def test_one_that_does_not_write_refuses_changes():
     desk = SharedDesk()
     pause = QuotaPause({}, NOON_S)
