@@ -22,7 +22,6 @@ from proxy.admin.commands.operator_commands import (
     AdminRefusal,
     admin_address,
     asking_options,
-    reason_of,
 )
 from proxy.admin.commands.top_tables import printable
 from proxy.admin.port.guard import REPORT_PATH
@@ -156,7 +155,7 @@ def _refusal(address: AdminAddress) -> str | None:
             return None
     except HTTPError as error:
         allowed = error.code == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        return None if allowed else reason_of(error)[0]
+        return None if allowed else address.reason_of(error)[0]
     except (OSError, HTTPException, ValueError) as error:
         raise AdminRefusal(f"{address.url} does not answer: {error}", "start the proxy") from None
 

@@ -1,14 +1,17 @@
 """What the commands say of a mistake: what, where, how to mend it, and never a traceback."""
 
 import asyncio
+import json
 import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from proxy.admin.commands import operator_commands
+from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
 from proxy.cli import main
 
 NOBODY = "http://127.0.0.1:1"
@@ -16,12 +19,19 @@ COMMANDS = (["top", "--once"], ["connections"], ["tier"], ["pause"], ["resume"],
 
 
 @asynccontextmanager
-async def other_server(body: bytes) -> AsyncIterator[str]:
-    """Serve what some other program might answer, with status 200."""
+async def other_server(
+    body: bytes, head: bytes = b"HTTP/1.0 200 OK\r\n\r\n", endless: bytes = b""
+) -> AsyncIterator[str]:
+    """Serve what some other program might answer, and something over and over again."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+        writer.write(head + body)
+        with suppress(ConnectionError):
+            while endless:
+                writer.write(endless)
+                await writer.drain()
+                await asyncio.sleep(0.01)
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -29,7 +39,21 @@ async def other_server(body: bytes) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{}", b"null", b"<html>", b"\xff\xfe", b""])
+KEYS: Sequence[str] = (
+    *("throttling", "yaml", "client_counts", "unbounded", "followed", "pipelines"),
+    *("pipelines_total", "connections", "total", "matching", "settled", "slots", "members"),
+    "machines",
+)
+"""Of answers to the commands."""
+
+NO_ANSWERS = {
+    **{repr(body): body for body in (b"[]", b"{}", b"null", b"<html>", b"\xff\xfe", b"")},
+    "deep": b"[" * 200_000,
+    "numbers": json.dumps(dict.fromkeys(KEYS, 1)).encode(),
+}
+
+
+@pytest.mark.parametrize("body", NO_ANSWERS.values(), ids=NO_ANSWERS.keys())
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 async def test_another_server_is_no_proxy(capfd, command: list[str], body: bytes):
     async with other_server(body) as url:
@@ -38,9 +62,51 @@ async def test_another_server_is_no_proxy(capfd, command: list[str], body: bytes
     assert (code, url in said, "fix:" in said) == (1, True, True)
 
 
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"error": "\\u001b[31m", "fix": "\\u0007"}'])
+async def test_a_refusal_steers_no_terminal(capfd, body: bytes):
+    async with other_server(body, b"HTTP/1.0 400 \x1b[32m\r\n\r\n") as url:
+        code = await asyncio.to_thread(main, ["tier", "--url", url])
+    said = capfd.readouterr().err
+    assert (code, said.count("\\x1b[3"), "\x1b" in said, "\x07" in said) == (2, 1, False, False)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\nx: "])
+async def test_an_answer_that_trickles_for_ever_is_given_up(head: bytes):
+    async with other_server(b"", head, b" ") as url:
+        with pytest.raises(AdminRefusal):
+            await asyncio.to_thread(AdminAddress(url, timeout_s=0.2).read, "/metrics")
+
+
+async def test_an_answer_that_has_no_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(operator_commands, "MAX_REPLY_BYTES", 1 << 20)
+    async with other_server(b"", endless=b" " * (1 << 18)) as url:
+        with pytest.raises(AdminRefusal, match="is not over after"):
+            await asyncio.to_thread(AdminAddress(url).read, "/metrics")
+
+
+async def test_an_answer_that_is_cut_off_is_none():
+    async with other_server(b"{}", b"HTTP/1.0 200 OK\r\nContent-Length: 10\r\n\r\n") as url:
+        with pytest.raises(AdminRefusal, match="IncompleteRead"):
+            await asyncio.to_thread(AdminAddress(url).read, "/metrics")
+
+
+async def test_rules_that_steer_the_terminal_are_escaped(capfd):
+    async with other_server(b'{"yaml": "rules:\\n  # \\u001b[31m\\n"}') as url:
+        code = await asyncio.to_thread(main, ["suggest", "--url", url])
+    assert (code, capfd.readouterr().out) == (0, "rules:\n  # \\x1b[31m\n")
+
+
+@pytest.mark.parametrize("command", [["connections", "--filter"], ["suggest", "--since"]])
+async def test_an_option_that_is_no_text_is_sent_as_it_is(capfd, command: list[str]):
+    async with other_server(b"{}") as url:
+        code = await asyncio.to_thread(main, [*command, os.fsdecode(b"\xff"), "--url", url])
+    assert (code, "not a quota proxy" in capfd.readouterr().err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
+        ("http://a b", "control characters"),
         ("ftp://x", "not a URL such as"),
         ("x", "not a URL such as"),
         ("http://127.0.0.1:0", "not a URL such as"),
@@ -60,6 +126,7 @@ def test_what_is_no_address_is_bad_input(capfd, command: list[str], url: str, wh
         pytest.param(b"\xff\xfe\x00", "is not text", id="binary"),
         pytest.param(b"top-secret\nanother", "holds no token", id="two lines"),
         pytest.param(b" \n", "holds no token", id="empty"),
+        pytest.param(b"a" * 20_000, "holds no token", id="too long"),
     ],
 )
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

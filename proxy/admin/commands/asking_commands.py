@@ -126,7 +126,8 @@ def run_connections(
 
     Raises AdminRefusal.
     """
-    path = f"/v1/connections?{urlencode({'filter': text, 'limit': limit})}"
+    query = urlencode({"filter": text, "limit": limit}, errors="surrogateescape")
+    path = f"/v1/connections?{query}"
     document = address.document(path, {"connections", "total", "matching"})
     print_wide(lambda width: _connection_table(document, width), console)
 
@@ -200,5 +201,6 @@ def change_throttling(address: AdminAddress, **change: object) -> None:
 
 def print_suggestions(address: AdminAddress, since: str) -> None:
     """Print rules that would fit what was observed, as YAML. Raises AdminRefusal."""
-    path = f"{SUGGESTIONS_PATH}?since={quote(since, safe='')}"
-    sys.stdout.write(address.document(path, {"yaml"})["yaml"])
+    path = f"{SUGGESTIONS_PATH}?since={quote(since, safe='', errors='surrogateescape')}"
+    lines = address.document(path, {"yaml"})["yaml"].split("\n")
+    sys.stdout.write("\n".join(map(printable, lines)))

@@ -3,35 +3,74 @@
 import argparse
 import getpass
 import json
+import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead, InvalidURL
 from importlib import import_module
 from pathlib import Path
-from typing import IO
+from threading import Event, Timer
+from time import monotonic
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
+from urllib.request import HTTPHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
+from proxy.admin.commands.top_tables import printable
 from proxy.quota.validation import CLIENT_KEYS
 from proxy.state import Document
 
 PAGE_ROWS = 1_000  # as many as an answer may have
+MAX_REPLY_BYTES = 256 << 20  # of any path: the metrics of 10,000 clients have a tenth of it
+MAX_TOKEN_CHARS = 16 << 10
+PIECE_BYTES = 1 << 20
 DEFAULT_URL = "http://127.0.0.1:9644"
 _FIX_URL = "give the address of admin.bind as --url"
 
 
 class AdminRefusal(Exception):  # noqa: N818 - what came of it, for people
-    """The admin server did not answer, or did not do what it was asked for: why, and the fix."""
+    """The admin server did not answer, or did not do what it was asked for: why, and the fix.
+
+    Both may be what some server says, and are made fit for a terminal.
+    """
 
     def __init__(self, problem: str, fix: str, *, is_bad_input: bool = False) -> None:
+        problem, fix = printable(problem), printable(fix)
         super().__init__(f"{problem}\n    fix: {fix}")
         self.problem = problem
         self.is_bad_input = is_bad_input
         """Whether what was given to the command is the mistake, such as `--for abc`."""
+
+
+class _TimedHandler(HTTPHandler, HTTPSHandler):
+    """Ends a connection whose answer's head is not there in time, however slowly it trickles."""
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> HTTPResponse:
+        made, is_late = list[HTTPConnection](), Event()
+
+        def make(host: str, **more: Any) -> HTTPConnection:
+            made.append(http_class(host, **more))
+            return made[0]
+
+        def end() -> None:
+            is_late.set()
+            if made and made[0].sock is not None:
+                with suppress(OSError):  # over by now; that of TLS would forget its keys
+                    socket.socket.shutdown(made[0].sock, socket.SHUT_RDWR)
+
+        timer = Timer(req.timeout or 0.0, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            reply = super().do_open(make, req, **options)
+            if is_late.is_set():  # to the client that is the end of a head, too
+                raise URLError("timed out")
+            return reply
+        finally:
+            timer.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +83,14 @@ class AdminAddress:
     """None: the system's authorities sign its certificate, and it wants none of ours."""
     token: str | None = field(default=None, repr=False)
     timeout_s: float = 30.0
-    """For each answer."""
+    """For the head of each answer, and again for its body."""
 
     def open(
         self,
         path: str,
         body: Mapping[str, object] | None = None,
         content_type: str = "application/json",
-    ) -> AbstractContextManager[IO[bytes]]:
+    ) -> HTTPResponse:
         """Ask for a path: `GET`, or `POST` with a body.
 
         Raises OSError, HTTPException, or ValueError for what is no URL.
@@ -66,18 +105,18 @@ class AdminAddress:
             # Not where we are redirected to: it is for this server only.
             request.add_unredirected_header("Authorization", f"Bearer {self.token}")
         # A proxy of the environment is for other hosts; this one is named by its own address.
-        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=self.tls))
-        answer: AbstractContextManager[IO[bytes]] = opener.open(request, timeout=self.timeout_s)
+        opener = build_opener(ProxyHandler({}), _TimedHandler(context=self.tls))
+        answer: HTTPResponse = opener.open(request, timeout=self.timeout_s)
         return answer
 
     def read(self, path: str, body: Mapping[str, object] | None = None) -> bytes:
         """Return what a path answers: `GET`, or `POST` with a body. Raises AdminRefusal."""
         try:
             with self.open(path, body) as reply:
-                return reply.read()
+                return self._body(reply)
         except HTTPError as error:
             is_bad_input = error.code == HTTPStatus.BAD_REQUEST
-            what, fix = reason_of(error)
+            what, fix = self.reason_of(error)
             if error.code == HTTPStatus.UNAUTHORIZED:
                 fix += "; give its file as --token-file"
             problem = f"{self.url} refuses with {error.code}: {what}"
@@ -87,8 +126,27 @@ class AdminAddress:
             raise AdminRefusal(f"{self.url} does not answer: {error.reason}", fix) from None
         except (OSError, HTTPException, ValueError) as error:
             problem = f"{self.url!r} does not answer as a proxy would: {error}"
-            is_bad_url = isinstance(error, ValueError)
+            is_bad_url = isinstance(error, (ValueError, InvalidURL))
             raise AdminRefusal(problem, _FIX_URL, is_bad_input=is_bad_url) from None
+
+    def _body(self, reply: HTTPResponse | HTTPError) -> bytes:
+        """Return what follows the head. Raises OSError for what takes too long or is too much."""
+        body, end_s = bytearray(), monotonic() + self.timeout_s
+        while piece := reply.read1(PIECE_BYTES):
+            body += piece
+            if len(body) > MAX_REPLY_BYTES or monotonic() > end_s:
+                raise OSError(f"the answer is not over after {len(body)} bytes")
+        if reply.length:  # of 1,000 bytes ten came
+            raise IncompleteRead(bytes(body), reply.length)
+        return bytes(body)
+
+    def reason_of(self, error: HTTPError) -> tuple[str, str]:
+        """Return why the proxy refused a request, and the fix."""
+        try:
+            said = json.loads(self._body(error))
+            return str(said["error"]), str(said["fix"])
+        except (OSError, HTTPException, ValueError, TypeError, KeyError, RecursionError):
+            return error.reason, "see that it is a quota proxy of this version"
 
     def document(
         self,
@@ -99,11 +157,15 @@ class AdminAddress:
         """Return the JSON object that a path answers with, which has these keys. As `read`."""
         try:
             document = json.loads(self.read(path, body))
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict) or not known <= document.keys():
-            raise AdminRefusal(f"{self.url} is not a quota proxy of this version", _FIX_URL)
+            raise self.no_proxy()
         return document
+
+    def no_proxy(self) -> AdminRefusal:
+        """Return what to raise when an answer is none that a proxy gives."""
+        return AdminRefusal(f"{self.url} is not a quota proxy of this version", _FIX_URL)
 
     def rows(self, path: str, key: str) -> list[Document]:
         """Return all rows of a list, page by page. As `read`."""
@@ -114,15 +176,6 @@ class AdminAddress:
             rows += page[key]
             cursor = page.get("next")
         return rows
-
-
-def reason_of(error: HTTPError) -> tuple[str, str]:
-    """Return why the proxy refused a request, and the fix."""
-    try:
-        said = json.load(error)
-        return str(said["error"]), str(said["fix"])
-    except (OSError, HTTPException, ValueError, TypeError, KeyError):
-        return error.reason, "see that it is a quota proxy of this version"
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -171,13 +224,17 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _calls(function: str, *names: str) -> Callable[[argparse.Namespace], None]:
     """Return what calls a function of asking_commands with the options of these names.
 
-    The module is imported only then: `run` needs none of it.
+    The module is imported only then: `run` needs none of it. What fails there on an answer's parts
+    says that they are no proxy's.
     """
 
     def command(options: argparse.Namespace) -> None:
         given = {name: getattr(options, name) for name in names}
-        module = import_module(f"{__package__}.asking_commands")
-        getattr(module, function)(admin_address(options), **given)
+        module, address = import_module(f"{__package__}.asking_commands"), admin_address(options)
+        try:
+            getattr(module, function)(address, **given)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise address.no_proxy() from error
 
     return command
 
@@ -229,8 +286,10 @@ def admin_address(options: argparse.Namespace) -> AdminAddress:
 
 
 def _token(path: Path) -> str:
-    text = path.read_text().strip()
-    if not text or not text.isprintable():  # what it holds is not for a terminal, nor is a header
+    with path.open() as file:
+        text = file.read(MAX_TOKEN_CHARS).strip()
+    # What it holds is not for a terminal, nor is a header.
+    if not text or not text.isprintable() or len(text) == MAX_TOKEN_CHARS:
         raise ValueError("holds no token, which is one line of text")
     return text
 
