@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import io
 import json
 import logging
 import math
@@ -19,6 +20,7 @@ import os
 import random
 import re
 import selectors
+import socket
 import ssl
 import time
 import uuid
@@ -28,7 +30,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partialmethod
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Condition, Thread
@@ -601,6 +603,36 @@ class _ReportAnswer(NamedTuple):
     """What may be as it is meant to be, each in a short line."""
 
 
+class _TimedResponse(HTTPResponse):
+    """An answer of which all is to come in the socket's time limit, however slowly it trickles."""
+
+    def __init__(self, sock: socket.socket, *given: Any, **more: Any) -> None:
+        super().__init__(sock, *given, **more)
+        self.fp = io.BufferedReader(_TimedRaw(sock, self.fp.detach()))
+
+
+class _TimedRaw(io.RawIOBase):
+    """What comes over a socket, read with what is left of its time limit."""
+
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
+        self._sock, self._raw = sock, raw
+        self._end_s = time.monotonic() + (sock.gettimeout() or 0.0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
 class _AdminConnection:
     """One kept connection to the proxy. Raises OSError and HTTPException when it fails."""
 
@@ -642,10 +674,13 @@ class _AdminConnection:
             except OSError as error:
                 raise ValueError(f"cert_file {cert_file!r} can't be used: {error}") from error
             self._connection = HTTPSConnection(host, port, timeout=timeout_s, context=context)
+        self._connection.response_class = _TimedResponse
         self.close = self._connection.close
 
     def post(self, body: bytes) -> _ReportAnswer:
         try:
+            if self._connection.sock is not None:
+                self._connection.sock.settimeout(self._connection.timeout)
             self._connection.request("POST", self._path, body, self._headers)
             with self._connection.getresponse() as response:
                 content = response.read(MAX_ANSWER_BYTES)

@@ -25,6 +25,8 @@ from listening.receiver import (
     hang_up,
     refuse,
     take,
+    trickle,
+    trickle_head,
     unavailable,
 )
 
@@ -91,7 +93,11 @@ def test_token_and_path(receiver: Receiver, listen: Listen, run: Run, path: str)
     assert "secret" not in repr(listener)
 
 
-@pytest.mark.parametrize("behaviour", [fail, hang_up, hang], ids=lambda b: b.__name__)
+@pytest.mark.parametrize(
+    "behaviour",
+    [fail, hang_up, hang, trickle_head, trickle],
+    ids=["fail", "hang_up", "hang", "trickle_head", "trickle"],
+)
 def test_proxy_away_for_a_while(
     receiver: Receiver,
     listen: Listen,

@@ -41,6 +41,23 @@ async def hang_up(request: web.Request, _report: Report) -> web.Response:
     return web.Response(status=500)  # which goes nowhere
 
 
+def _trickling(head: bytes) -> Behaviour:
+    async def answer(request: web.Request, _report: Report) -> web.Response:
+        """Go on with an answer that begins so, as long as somebody waits."""
+        assert request.transport is not None
+        request.transport.write(head)
+        while not request.transport.is_closing():
+            request.transport.write(b"x")
+            await asyncio.sleep(0.01)
+        return web.Response()  # which goes nowhere
+
+    return answer
+
+
+trickle_head = _trickling(b"HTTP/1.1 200 OK\r\nx: ")
+trickle = _trickling(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+
+
 def refuse(status: int, reason: str, error: str = "wrong", fix: str = "mend it") -> Behaviour:
     async def answer(_request: web.Request, _report: Report) -> web.Response:
         body = {"reason": reason, "error": error, "fix": fix}
