@@ -29,9 +29,6 @@ class InterceptedRequest:
     takes_whole = True
     """Its response is taken into memory; if not, it answers a Fetch and is walked."""
 
-    follows_batches = False
-    """Where the records of a Fetch response end is found also where they come in pieces."""
-
     answer: bytes | None = None
     """The interceptor's own response, a whole frame: the request is not sent on, and the client
     gets this in its turn. None: the broker answers."""

@@ -260,16 +260,15 @@ class ResponseFlow(FrameFlow):
             return self._forward(view, frame_bytes)
         start = fetch_body(plan, view, frame_bytes)
         observers: list[FetchObserver | None] = [seen.observer(clock_ms())] if seen else []
-        follows_batches = seen is not None and seen.follows_batches
         if exchange.is_wait_doubtful:
             observers.append(FetchWait(partial(self._charge_doubtful_time, kind.session)))
-            follows_batches = True
         observers.append(exchange.topics)
         usage, weight = kind.session.usage, 1 if any(observers) else exchange.weight
         if usage is not None and weight:  # what is walked anyway stands for itself alone
             size = exchange.request_bytes + frame_bytes
             observers.append(FetchSample(usage.fetched, size, weight))
         walked, body_bytes = filter(None, observers), frame_bytes - start
+        follows_batches = exchange.is_wait_doubtful  # it asks where each one's records end
         walker = FetchWalker(kind.version, body_bytes, *walked, follows_batches=follows_batches)
         if not walker.passes_end:
             self._walker = walker
