@@ -219,7 +219,7 @@ class FrameFlow(ABC):
         frame whose start it has sent on.
         """
         if body_bytes:
-            self._send_body(body_bytes)
+            self._begin_body(body_bytes)
         if error and self._source is not None:
             lost = ChannelLost(self._source, OSError(error, os.strerror(error)))
             self._pair.close_failed(lost)
@@ -426,6 +426,10 @@ class FrameFlow(ABC):
         self._pump.start(body_bytes, walker)
         is_large = body_bytes >= SPLICE_MIN_BYTES
         self.read_bytes = READ_BYTES_LARGE if is_large else self.first_bytes
+
+    def _begin_body(self, body_bytes: int) -> None:
+        """Pass on what is to come of a frame whose start the lane has sent on."""
+        self._send_body(body_bytes)
 
     def _read_ahead(self, quotas: ClientQuotas, kind: QuotaKind) -> None:
         """Choose how much to read at first after a frame of more than READ_BYTES_HELD."""

@@ -152,7 +152,8 @@ class PairState:
             self._leave_gate()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
             return False
-        if kind.plan.costs_time and (owed_ms := self._owed_time_ms(exchange)):
+        waits = kind.acks == NO_ACKS or not session.has_asked
+        if kind.plan.costs_time and waits and (owed_ms := self._owed_time_ms(exchange)):
             self.pause(Pause.GATED)
             self._gated_api = kind.api_key
             self._wake_at(exchange.sent_ms + owed_ms)
@@ -174,8 +175,8 @@ class PairState:
         session, now_ms = exchange.kind.session, exchange.sent_ms
         if exchange.kind.acks == NO_ACKS:
             return session.quotas.owed_ms(REQUEST_PERCENTAGE, now_ms)
-        is_first, session.has_asked = not session.has_asked, True
-        return session.quotas.next_hold_ms(REQUEST_PERCENTAGE, now_ms) if is_first else 0.0
+        session.has_asked = True
+        return session.quotas.next_hold_ms(REQUEST_PERCENTAGE, now_ms)
 
     def admits_more(self, exchange: Exchange) -> bool:
         """Return whether more of a Produce request may be read; if not, it goes on later."""

@@ -149,12 +149,12 @@ class ResponseFlow(FrameFlow):
         if is_whole:
             self._free_ms = clock_ms()
 
-    def leave_lane(self, unsent: bytes, rest: bytes, error: int, body_bytes: int) -> None:
+    def _begin_body(self, body_bytes: int) -> None:
         """See FrameFlow."""
         session = self._pair.client.current
-        if body_bytes and session is not None:
+        if session is not None:
             self._read_ahead(session.quotas, CONSUMER_BYTE_RATE)
-        super().leave_lane(unsent, rest, error, body_bytes)
+        super()._begin_body(body_bytes)
 
     def _open_lane(self, lane: Lane) -> None:
         lane.response_bytes = self._lane_bytes if self._is_lane_open else 0
