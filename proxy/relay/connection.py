@@ -131,6 +131,11 @@ class Connection(PairState):
     before its end, and `on_close` before both sides are closed.
     """
 
+    __slots__ = (
+        *("_close_wait", "_dial", "_dialling", "_on_close", "_on_heard", "channel", "crowded"),
+        *("eviction", "number", "requests", "responses", "traffic", "upstream"),
+    )
+
     def __init__(
         self,
         services: Services,
@@ -146,7 +151,6 @@ class Connection(PairState):
         super().__init__(services, origin, user, advertise)
         self.number = next(services.numbers)
         self.traffic = Traffic(self.began_ms)
-        self._about = origin.about
         self.channel = channel
         self.upstream: Channel | None = None
         self._dial = dial
@@ -221,7 +225,7 @@ class Connection(PairState):
         self.life.move(State.CLOSED)
         self._heard()
         self.shown.show()
-        _log.debug("connection closed", reason=reason, **self._about)
+        _log.debug("connection closed", reason=reason, **self.origin.about)
         self.requests.close()
         self.responses.close()
         self.muted.cancel()
@@ -332,7 +336,7 @@ class Connection(PairState):
             case _:
                 reason = "internal_error"
                 log = self.services.log
-                log.error("unexpected error", exc_info=error, reason=reason, **self._about)
+                log.error("unexpected error", exc_info=error, reason=reason, **self.origin.about)
                 self._reject(reason, str(error))
 
     @property
@@ -347,13 +351,13 @@ class Connection(PairState):
 
     def _reject(self, reason: str, detail: str) -> None:
         if self.life.state is not State.CLOSED:
-            self.services.count_rejected(reason, **self._about, detail=detail)
+            self.services.count_rejected(reason, **self.origin.about, detail=detail)
             self.close_abandoned(reason)
 
     def _upstream_error(self, reason: str, detail: str) -> None:
         if self.life.state is not State.CLOSED:
             node_id = self.origin.node_id
-            self.services.count_upstream_error(reason, node_id, **self._about, detail=detail)
+            self.services.count_upstream_error(reason, node_id, **self.origin.about, detail=detail)
             self.close(reason)
 
     def session_of(self, head: RequestHead) -> ClientSession | None:

@@ -1,6 +1,5 @@
 """What both flows of a connection work on: who the client is, what is in flight, what pauses it."""
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
@@ -40,6 +39,12 @@ class _Flow(Protocol):
 class PairState:
     """The state of a pair, and what its flows ask of the connection."""
 
+    __slots__ = (
+        *("_gated", "_gated_api", "_in_flight", "advertise", "began_ms", "client", "kinds", "lane"),
+        *("life", "muted", "muted_for", "origin", "own_answers", "services", "shapes", "shown"),
+        *("__weakref__", "waiter"),
+    )
+
     requests: _Flow
     responses: _Flow
     close_ended: Callable[[object], None]
@@ -65,7 +70,7 @@ class PairState:
         self.services = services
         self.life = Lifecycle()
         self.client = Identification(services, origin, user)
-        self._in_flight: deque[Exchange] = deque()
+        self._in_flight: list[Exchange] = []
         self.own_answers = 0
         """Of them, how many an interceptor has answered: the broker has not got them."""
         self.lane: Lane | None = None
@@ -88,14 +93,14 @@ class PairState:
         self._gated_api = FETCH
 
     @property
-    def in_flight(self) -> deque[Exchange]:
+    def in_flight(self) -> list[Exchange]:
         """Requests without a response yet, the oldest first."""
         if self.lane is not None and self.lane.waiting:
             self._take_from_lane(self.lane.waiting)
         return self._in_flight
 
     @property
-    def next_in_flight(self) -> deque[Exchange]:
+    def next_in_flight(self) -> list[Exchange]:
         """The oldest of them at least: the others stay in the lane."""
         if not self._in_flight and self.lane is not None:
             self._take_from_lane(1)
@@ -247,7 +252,7 @@ class PairState:
         """
         if (answer := self.own_answer) is None:
             return False
-        exchange, self.own_answers = self._in_flight.popleft(), self.own_answers - 1
+        exchange, self.own_answers = self._in_flight.pop(0), self.own_answers - 1
         send(answer)
         kind = exchange.kind
         kind.session.count_bytes(kind.api_key, exchange.request_bytes + len(answer))

@@ -208,7 +208,7 @@ class ResponseFlow(FrameFlow):
         start = throttle + INT32.size if throttle else plan.body_offset
         if len(view) < start <= frame_bytes:
             return self._need_more(view)
-        in_flight.popleft()
+        in_flight.pop(0)
         self._free_ms = now_ms
         if (
             throttle

@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(817, 650),
     "proxy/admin": Budget(6284, 4250),
     "proxy/config": Budget(2583, 2150),
-    "proxy/relay": Budget(6817, 4300),
+    "proxy/relay": Budget(6826, 4300),
     "proxy/usage": Budget(1013, 980),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2522, 1950),
