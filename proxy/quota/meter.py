@@ -10,7 +10,7 @@ from metrics.clock import MS_PER_SECOND
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, Gate
-from .pacer import MAX_CARRY_MS, AdaptivePacer, Pacer, throttle_time_ms
+from .pacer import MAX_CARRY_MS, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
 from .turns import Step, TurnPath
 from .values import MAX_SIZE_BYTES
@@ -36,6 +36,13 @@ What it owes it owes all the same, so that nothing else is asked for."""
 LEND_ABOVE, LEND_PART = 0.5, 0.125
 """With more than the first part of what its schedules may save up a sensor lends the second of what
 they have: others of its budget lend, too."""
+
+SAVED_INTERVALS = 2
+"""How many batches an adaptive query may read at once: it reads each as fast as it can, and then
+nothing until the next one."""
+
+LONGEST_HOLD = 0.25
+"""Batch intervals that a response is held at most because of an adapted bound."""
 
 ACTIVE_MS = 2_000.0
 """A client that moved nothing for so long, and waits for nothing, has no share of its budget."""
@@ -112,8 +119,10 @@ class Meter(Sensor):
     rule: Rule
     adapted: AdaptedBound | None = None
     """Of a query's reading it counts only under an adaptive rule."""
-    brake: AdaptivePacer | None = None
-    """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
+    brake: Pacer | None = None
+    """Keeps a query's adapted bound, beside the schedule that keeps the rule's own. Each wait makes
+    a batch longer: what goes over the bound passes, and what follows waits, no response for long.
+    """
     retired: bool = False
     """Whether it is kept no more: who holds it must ask for a new one."""
     is_overflow: bool = False
@@ -299,7 +308,8 @@ class Meter(Sensor):
             hold_ms = max(hold_ms - value / self.pacer.bound * MS_PER_SECOND, 0.0)
             hold_ms = min(hold_ms, UNLEASED_HOLD_MS) if self.leased == 0 else hold_ms
         if self.brake is not None:
-            hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
+            hold_ms = max(hold_ms, self._braked_ms(now_ms))
+            self.brake.charge(value, 0.0, now_ms)
         if not self.pacer.is_pacing and now_ms < self.pacer.strict_until_ms:
             self.room = None  # type: ignore[misc]  # it knows of the formula alone; a slot of Sensor
         self.gate.poke(now_ms)
@@ -475,7 +485,11 @@ class Meter(Sensor):
             self.pacer.pace_immediately(now_ms + self.span_ms, now_ms)
 
     def _braked_ms(self, now_ms: float) -> float:
-        return self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
+        """Return for how long a response that came now would be held by the adapted bound."""
+        if self.brake is None:
+            return 0.0
+        longest_ms = self.brake.burst_ms / SAVED_INTERVALS * LONGEST_HOLD
+        return min(self.brake.debt_ms(now_ms), longest_ms)
 
     def _allowance_ms(self, now_ms: float) -> float:
         """Return how much of the bound may pass at once before the formula finds it exceeded."""
@@ -522,10 +536,14 @@ class Meter(Sensor):
             self.gate.poke(now_ms)
         if adaptive is None or adaptive.batch_interval_ms is None or kept == bound:
             self.brake = None
-        elif self.brake is None:
-            self.brake = AdaptivePacer(bound, adaptive.batch_interval_ms)
-        else:
-            self.brake.follow(bound, adaptive.batch_interval_ms, now_ms)
+            return
+        if self.brake is None:
+            self.brake = Pacer(bound, 0.0, is_pacing=True, strict_until_ms=math.inf)
+        self.brake.burst_ms = SAVED_INTERVALS * adaptive.batch_interval_ms
+        owed_ms = self.brake.due_ms - now_ms
+        if owed_ms > 0:  # a number of bytes
+            self.brake.due_ms = now_ms + owed_ms * self.brake.bound / bound
+        self.brake.bound = bound
 
 
 def sensor_name(kind: QuotaKind, entity: str) -> str:

@@ -8,13 +8,6 @@ from metrics.clock import MS_PER_SECOND
 MAX_CARRY_MS = 3_600_000.0
 """What a client owes is forgotten beyond an hour, as its sensor is after an idle one."""
 
-SAVED_INTERVALS = 2
-"""How many batches an adaptive query may read at once: it reads each as fast as it can, and then
-nothing until the next one."""
-
-LONGEST_HOLD = 0.25
-"""Batch intervals that a response is held at most because of an adapted bound."""
-
 LARGE_DEBT_MS = 2000.0
 """A client that owes more goes on slowly until it owes less, so that its heartbeats, which wait
 behind what is held, still arrive."""
@@ -187,38 +180,3 @@ class Pacer:
             self.due_ms = min(self.due_ms, now_ms)
             self.bound = bound
             self.begin(rate, now_ms)
-
-
-@dataclass(slots=True)
-class AdaptivePacer:
-    """Slows the reading of a query that is given more than it can process, a little at a time.
-
-    Each wait makes a batch longer. So what goes over the bound passes, what follows waits until
-    that is worked off, and no response for longer than a share of a batch interval.
-    """
-
-    bound: float
-    """Per second; above 0."""
-    interval_ms: float
-    """The time from one batch to the next."""
-    due_ms: float = -math.inf
-    """When all that was read before is worked off."""
-
-    def owed_ms(self, now_ms: float) -> float:
-        """Return for how long a response that came now would be held."""
-        return min(max(self.due_ms - now_ms, 0.0), LONGEST_HOLD * self.interval_ms)
-
-    def hold_ms(self, size: float, now_ms: float) -> int:
-        """Add a response; return for how many whole milliseconds to hold it."""
-        owed_ms = self.owed_ms(now_ms)
-        before_ms = max(self.due_ms, now_ms - SAVED_INTERVALS * self.interval_ms)
-        due_ms = before_ms + size / self.bound * MS_PER_SECOND
-        self.due_ms = min(due_ms, now_ms + MAX_CARRY_MS)
-        return round(owed_ms)
-
-    def follow(self, bound: float, interval_ms: float, now_ms: float) -> None:
-        """Set another bound; what is to be worked off is a number of bytes."""
-        owed_ms = self.due_ms - now_ms
-        if owed_ms > 0:
-            self.due_ms = now_ms + min(owed_ms * self.bound / bound, MAX_CARRY_MS)
-        self.bound, self.interval_ms = bound, interval_ms

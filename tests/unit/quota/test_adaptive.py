@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld, sensor_collector
 
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.pacer import LONGEST_HOLD, SAVED_INTERVALS
+from proxy.quota.meter import LONGEST_HOLD, SAVED_INTERVALS
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
