@@ -51,9 +51,6 @@ VOTE_MS = RATE_LEASE_MS + SKEW_MS
 HYSTERESIS = 0.1
 """A lease stays as it is while its member's share is less by no more of it."""
 
-KEPT_DEMANDS = 16
-"""Of a member's demands without an answer, so many may still be answered."""
-
 IDLE_MS = 10_000.0
 """After so long without traffic no part is asked for any more."""
 
@@ -217,30 +214,22 @@ class LeaseUser:
 
     def __init__(self) -> None:
         self._used = _UsedLease(NO_LEASE, -math.inf)
-        self._asked_ms: dict[int, float] = {}
-        """When each demand was made that may still be answered, by its number."""
 
-    def ask(self, number: int, now_ms: float) -> RateLease:
-        """Return what is in use, to ask the owner once, at once; `number` is above all before."""
-        self._asked_ms[number] = now_ms
-        if len(self._asked_ms) > KEPT_DEMANDS:
-            del self._asked_ms[next(iter(self._asked_ms))]
+    def in_use(self, now_ms: float) -> RateLease:
+        """Return what is in use, for a demand whose number is above all before."""
         lease = self._used.lease
         guaranteed = min(self._used.guaranteed(now_ms), lease.rate)
         return RateLease(lease.number, self.rate(now_ms), guaranteed)
 
-    def take(self, lease: RateLease, now_ms: float) -> bool:
-        """Use a lease from now on, unless a later one was there before or it was not asked for.
+    def take(self, lease: RateLease, asked_ms: float, now_ms: float) -> bool:
+        """Use a lease that was asked for at `asked_ms`, unless a later one was there before.
 
-        Return whether to `ask` at once: it is a lower one, and others wait until that is confirmed.
+        Return whether to ask at once: it is a lower one, and others wait until that is confirmed.
         """
-        asked_ms = self._asked_ms.get(lease.number)
-        if asked_ms is None or lease.number <= self._used.lease.number:
+        if lease.number <= self._used.lease.number:
             return False
         before = self.rate(now_ms)
         self._used = _UsedLease(lease, asked_ms + lease.lasts_ms)
-        for number in [each for each in self._asked_ms if each <= lease.number]:
-            del self._asked_ms[number]
         return self.rate(now_ms) < before
 
     def rate(self, now_ms: float) -> float:

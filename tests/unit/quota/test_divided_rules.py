@@ -58,20 +58,20 @@ class Member:
         for meter in self.quotas.leased.values():
             claim = claim_of(meter, self.moved, now_ms - self.asked_ms, now_ms)
             self.moved, self.asked_ms, number = meter.moved, now_ms, next(world.numbers)
-            uses = self.user.ask(number, now_ms)
+            uses = self.user.in_use(now_ms)
             demand = Demand(self.name, number, uses, claim)
 
             def answer(demand: Demand = demand) -> None:
                 world.votes.take(self.name, world.loop.now_ms)
                 lease = world.owner.answer(demand, world.votes, world.loop.now_ms)
                 assert lease is not None
-                world.loop.at(world.loop.now_ms + WAY_MS, lambda: self.take(lease))
+                world.loop.at(world.loop.now_ms + WAY_MS, lambda: self.take(lease, now_ms))
 
             world.loop.at(now_ms + WAY_MS, answer)
 
-    def take(self, lease: RateLease) -> None:
+    def take(self, lease: RateLease, asked_ms: float) -> None:
         now_ms = self.world.loop.now_ms
-        is_lower = self.user.take(lease, now_ms)
+        is_lower = self.user.take(lease, asked_ms, now_ms)
         for meter in self.quotas.leased.values():
             meter.lease_rate(self.user.rate(now_ms), now_ms)
         if is_lower:
