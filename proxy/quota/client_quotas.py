@@ -103,7 +103,7 @@ class ClientQuotas:
         key, known = (kind, topic), self.topic_meters
         if key in known and ((meter := known[key]) is None or not meter.retired):
             return meter
-        match, meter = self.sensors.table.match_topic(kind, self.identity, topic), None
+        match, meter = self.sensors.table.match(kind, self.identity, topic), None
         if match is not None:
             meter = self.sensors.meter(kind, match, now_ms, self.address)
             meter.used_by = self.identity
@@ -115,7 +115,7 @@ class ClientQuotas:
     def topic_sensor(self, kind: QuotaKind, topic: str) -> Meter | None:
         """Return the sensor that a topic has, or would have without room for another one."""
         table, by_name = self.sensors.table, self.sensors.by_name
-        match = table.match_topic(kind, self.identity, topic)
+        match = table.match(kind, self.identity, topic)
         if match is None:
             return None
         meter = by_name.get(sensor_name(kind, match.entity))
@@ -124,12 +124,12 @@ class ClientQuotas:
     def named_topics(self, kind: QuotaKind) -> tuple[str, ...]:
         """Return the topics that rules name for this client, and how those begin of prefixes."""
         rules = self.sensors.table.rules_by_topic(kind, self.identity)
-        return tuple(rule.topic or rule.topic_prefix or "" for rule in rules)
+        return tuple(rule.topic_or_prefix for rule in rules)
 
     def topic_sensors(self, kind: QuotaKind) -> list[Meter]:
         """Return the sensors of all topics that rules name for this client."""
         rules = self.sensors.table.rules_by_topic(kind, self.identity)
-        names = [rule.entity(self.identity, rule.topic or rule.topic_prefix) for rule in rules]
+        names = [rule.entity(self.identity, rule.topic_or_prefix) for rule in rules]
         starts = (*names, *(f"{OTHER},{rule.shared_entity}" for rule in rules))
         return [
             each
@@ -401,7 +401,7 @@ class ClientQuotas:
         matches = ((kind, table.match(kind, self.identity)) for kind in TRAFFIC_KINDS)
         self.matches = {kind: match for kind, match in matches if match is not None}
         self.topic_kinds = frozenset(
-            kind for kind in FORESEEN_KINDS if table.rule_by_topic(kind, self.identity)
+            kind for kind in FORESEEN_KINDS if table.has_topics(kind, self.identity)
         )
         self.is_charged_first = not FORESEEN_KINDS.issuperset(self.matches)
         self.sharing = self.sharing.intersection(self.matches)

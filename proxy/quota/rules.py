@@ -16,7 +16,7 @@ from pydantic import StrictBool
 
 from metrics.exposition import OTHER
 
-from .entities import DEFAULT, FORESEEN_KINDS, ClientIdentity, QuotaKind
+from .entities import DEFAULT, ClientIdentity, QuotaKind
 from .fields import Prefix, Settings, Text, Topic, TopicPrefix
 from .schedules import Schedule
 from .validation import (
@@ -308,7 +308,12 @@ class Rule(RuleKeys):
     @property
     def is_by_topic(self) -> bool:
         """Whether only the bytes of some topics count."""
-        return self.topic_rank != (ALL_TOPICS, 0)
+        return bool(self.topic_or_prefix)
+
+    @property
+    def topic_or_prefix(self) -> str:
+        """The topic that it names, or how those begin that it is for; empty: all topics."""
+        return self.topic or self.topic_prefix or ""
 
     def budgets_around(self) -> "Iterator[Budget]":
         """Yield the budgets that its clients are in, the innermost first."""
@@ -504,27 +509,8 @@ def guarantees_of(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
     return tuple((budget, guaranteed) for _, budget, guaranteed in in_order)
 
 
-_Ranks = dict[Rank, dict[Named, Rule]]
-_TopicRanks = dict[tuple[TopicRank, Rank], dict[tuple[str | None, Named | None], Rule]]
-"""In order of precedence, with the topic or prefix of each rule."""
-
-
-def _ranked(rules: Iterable[Rule]) -> _Ranks:
-    """Return rules, which are in order of precedence, by rank and place."""
-    ranks: _Ranks = {}
-    for rule in rules:
-        ranks.setdefault(rule.rank, {}).setdefault(rule.named, rule)
-    return {rank: ranks[rank] for rank in sorted(ranks)}
-
-
-def _first(ranks: _Ranks, identity: ClientIdentity) -> Rule | None:
-    """Return the first rule for this client, or None."""
-    for rank, places in ranks.items():
-        place = _place_of(identity, rank)
-        rule = places.get(place) if place is not None else None
-        if rule is not None:
-            return rule
-    return None
+_Places = dict[tuple[TopicRank, Rank], dict[Named, dict[str, Rule]]]
+"""Rules in order of precedence: where clients stand, and there by topic, prefix or, empty, all."""
 
 
 class RuleTable:
@@ -550,42 +536,48 @@ class RuleTable:
         self._last_open = {
             kind: rule for kind, rules in self._by_kind.items() for rule in rules if rule.is_open
         }
-        self._ranks = {kind: _ranked(of_kind) for kind, of_kind in self._by_kind.items()}
-        self._of_any_topic: dict[QuotaKind, _Ranks] = {}
-        self._of_topics: dict[QuotaKind, _TopicRanks] = {kind: {} for kind in FORESEEN_KINDS}
-        for kind, ranks in self._of_topics.items():
-            by_topic = [each for each in self.rules if each.is_by_topic and kind in each.bounds]
-            self._of_any_topic[kind] = _ranked(by_topic)
-            for rule in by_topic:
-                topic = rule.topic or rule.topic_prefix
-                ranks.setdefault(rule.order, {}).setdefault((topic, rule.named), rule)
+        self._places: dict[tuple[QuotaKind, bool], _Places] = {}
+        """Those of all topics, and (True) of some."""
+        for rule in self.rules:
+            order, named = rule.order, rule.named
+            for kind in rule.ceilings:
+                places = self._places.setdefault((kind, rule.is_by_topic), {}).setdefault(order, {})
+                places.setdefault(named, {}).setdefault(rule.topic_or_prefix, rule)
 
-    def match(self, kind: QuotaKind, identity: ClientIdentity) -> Match | None:
-        """Return the first rule for this client that bounds this kind of all topics, or None."""
-        rule = _first(self._ranks[kind], identity)
-        return None if rule is None else self._match(rule, identity)
+    def _rules_for(
+        self, kind: QuotaKind, identity: ClientIdentity, *, by_topic: bool
+    ) -> Iterator[tuple[TopicRank, Mapping[str, Rule]]]:
+        """Yield the rules for this client by topic or prefix, in order of precedence."""
+        for (topic_rank, rank), places in self._places.get((kind, by_topic), {}).items():
+            place = _place_of(identity, rank)
+            if place is not None and place in places:
+                yield topic_rank, places[place]
 
-    def rule_by_topic(self, kind: QuotaKind, identity: ClientIdentity) -> Rule | None:
-        """Return a rule that bounds this kind of some topic for this client, or None."""
-        return _first(self._of_any_topic.get(kind, {}), identity)
+    def match(
+        self, kind: QuotaKind, identity: ClientIdentity, topic: str | None = None
+    ) -> Match | None:
+        """Return the first rule for this client that bounds this kind, or None.
 
-    def match_topic(self, kind: QuotaKind, identity: ClientIdentity, topic: str) -> Match | None:
-        """Return the first rule for this client that bounds this kind of a topic, or None."""
-        for ((_, minus_length), rank), places in self._of_topics[kind].items():
-            name = topic[:-minus_length] if minus_length else topic
-            rule = places.get((name, _place_of(identity, rank)))
+        That is of all topics together, or of one by the rules that name topics.
+        """
+        name = topic or ""
+        by_topic = topic is not None
+        for (_, minus_length), rules in self._rules_for(kind, identity, by_topic=by_topic):
+            rule = rules.get(name[:-minus_length] if minus_length else name)
             if rule is not None:
                 return self._match(rule, identity, topic)
         return None
 
+    def has_topics(self, kind: QuotaKind, identity: ClientIdentity) -> bool:
+        """Return whether a rule bounds this kind of some topic for this client."""
+        return any(self._rules_for(kind, identity, by_topic=True))
+
     def rules_by_topic(self, kind: QuotaKind, identity: ClientIdentity) -> list[Rule]:
         """Return for each topic, or prefix, that rules name the first for this client."""
-        found: dict[tuple[TopicRank, str | None], Rule] = {}
-        for (topic_rank, rank), places in self._of_topics.get(kind, {}).items():
-            place = _place_of(identity, rank)
-            for (topic, named), rule in places.items():
-                if named == place:
-                    found.setdefault((topic_rank, topic), rule)
+        found: dict[tuple[TopicRank, str], Rule] = {}
+        for topic_rank, rules in self._rules_for(kind, identity, by_topic=True):
+            for topic, rule in rules.items():
+                found.setdefault((topic_rank, topic), rule)
         return list(found.values())
 
     def _match(self, rule: Rule, identity: ClientIdentity, topic: str | None = None) -> Match:
@@ -600,7 +592,8 @@ class RuleTable:
 
     def depends_on_user(self, kind: QuotaKind) -> bool:
         """Return whether a login can change which rule bounds this kind of a client's."""
-        return any(user != UNNAMED for user, *_ in self._ranks[kind])
+        ranks = self._places.get((kind, False), {})
+        return any(user != UNNAMED for _, (user, *_) in ranks)
 
     def overflow_entity(self, kind: QuotaKind, match: Match) -> str:
         """Return whose sensor clients without room share; those that are paused have their own."""

@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(643, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1255, 650),
-    "proxy/tier": Budget(4259, 2350),
+    "proxy/tier": Budget(4263, 2350),
     "proxy/onboarding": Budget(969, 700),
     "proxy/queries": Budget(817, 650),
     "proxy/admin": Budget(6284, 4250),
@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/usage": Budget(1013, 980),
     "proxy/pipeline": Budget(3089, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5672, 3100),
+    "proxy/quota": Budget(5654, 3100),
     "proxy/progress": Budget(3649, 2950),
     "proxy/state": Budget(2198, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

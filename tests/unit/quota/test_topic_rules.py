@@ -34,19 +34,19 @@ def test_the_closer_topic_comes_first_and_then_the_closer_client():
     rules = [rule(number, **keys) for number, keys in enumerate(ORDERED)]
     for left in range(len(rules)):
         table = RuleTable(reversed(rules[left:]))
-        assert table.match_topic(CONSUMER, ETL, "logs-a").rule is rules[left]
+        assert table.match(CONSUMER, ETL, "logs-a").rule is rules[left]
         assert [each.number for each in table.rules] == list(range(left, len(rules)))
-    assert RuleTable(rules).match_topic(CONSUMER, ETL, "logs-").rule.number == 4
-    assert RuleTable(rules).match_topic(CONSUMER, ETL, "log").rule.number == 6
-    assert RuleTable(rules).match_topic(CONSUMER, ETL, "x") is None
-    assert RuleTable(rules).match_topic(PRODUCER, ETL, "logs-a") is None
+    assert RuleTable(rules).match(CONSUMER, ETL, "logs-").rule.number == 4
+    assert RuleTable(rules).match(CONSUMER, ETL, "log").rule.number == 6
+    assert RuleTable(rules).match(CONSUMER, ETL, "x") is None
+    assert RuleTable(rules).match(PRODUCER, ETL, "logs-a") is None
 
 
 def test_rules_with_a_topic_and_those_of_clients_are_apart():
     by_topic, of_client = rule(0, topic="orders"), rule(1, client_id=DEFAULT)
     table = RuleTable([by_topic, of_client])
     assert table.match(CONSUMER, ETL).rule is of_client
-    assert table.match_topic(CONSUMER, ETL, "orders").rule is by_topic
+    assert table.match(CONSUMER, ETL, "orders").rule is by_topic
     assert table.rules == (of_client, by_topic)
     assert [each.rule for each in table.explain(ETL)] == [of_client]
     assert table.rules_by_topic(CONSUMER, ETL) == [by_topic]

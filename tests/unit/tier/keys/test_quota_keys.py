@@ -66,7 +66,7 @@ def things(
             if kind is CONSUMER_BYTE_RATE and match.rule.adaptive is not None:
                 found.add(("query", identity.client_id or ""))
     for kind, topic in product(KINDS[:2], TOPICS):
-        match = table.match_topic(kind, identity, topic)
+        match = table.match(kind, identity, topic)
         if match is not None and not keys.is_divided(match.rule):
             found.add((kind, match.entity))
     client_id = identity.client_id or ""
