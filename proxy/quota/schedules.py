@@ -8,10 +8,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import cache
-from typing import Annotated, Any, Final, Self
+from itertools import product
+from typing import Annotated, Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from .fields import Loc, Settings
 from .values import BadValueError, shown
@@ -96,18 +97,13 @@ class Schedule(Settings):
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it, in the words of the configuration; `of` reads that."""
-        times = {"from": self.begin, "to": self.end}
-        return {"days": list(self.days), **times, "timezone": self.timezone}
+        document: dict[str, Any] = _DOCUMENTS.dump_python(self, mode="json", by_alias=True)
+        return document
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read a `document`. Raises ValueError, KeyError or TypeError for anything else."""
-        return cls(
-            parse_days(document["days"]),
-            parse_time(document["from"]),
-            parse_end(document["to"]),
-            parse_timezone(document["timezone"]),
-        )
+    def of(cls, document: Mapping[str, Any]) -> "Schedule":
+        """Read a `document`. Raises ValueError for anything else."""
+        return _DOCUMENTS.validate_python(document)
 
     def is_in(self, at: datetime) -> bool:
         """Return whether a time, of any zone, is one of its times."""
@@ -138,10 +134,19 @@ class Schedule(Settings):
         """
         days = [datetime(year, 1, 1, tzinfo=UTC) + each * DAY for each in range(YEAR_DAYS)]
         apart = {
-            _offset(other.zone, day) - _offset(self.zone, day)
+            (_offset(other.zone, day) - _offset(self.zone, day)) // MINUTE
             for day in (days if self.timezone != other.timezone else days[:1])
         }
-        return any(self.minutes & _turned(other.minutes, -(each // MINUTE)) for each in apart)
+        (begin, end), (its_begin, its_end) = self.span_min, other.span_min
+        pairs = product(_days_of(self.days), _days_of(other.days), apart)
+        after_min = {
+            ((its_day - day) * DAY_MIN + its_begin - begin - clocks_min) % WEEK_MIN
+            for day, its_day, clocks_min in pairs
+        }
+        """After a time of this one has begun, until one of the other does."""
+        return any(
+            each < end - begin or WEEK_MIN - each < its_end - its_begin for each in after_min
+        )
 
     @property
     def zone(self) -> tzinfo:
@@ -149,30 +154,23 @@ class Schedule(Settings):
         return _zone_of(self.timezone)
 
     @property
-    def _span_min(self) -> tuple[int, int]:
+    def span_min(self) -> tuple[int, int]:
         """When it begins and ends, in minutes of the day on which it begins."""
         begin, end = map(_minutes_of, (self.begin, self.end))
         return begin, end if end > begin else end + DAY_MIN
 
-    @property
-    def minutes(self) -> int:
-        """The minutes of a week that are in it, a bit for each."""
-        begin, end = self._span_min
-        of_day = ((1 << (end - begin)) - 1) << begin
-        minutes = 0
-        for day in _days_of(self.days):
-            minutes |= _turned(of_day, day * DAY_MIN)
-        return minutes
-
     def _windows(self, at: datetime, days: int) -> Iterator[tuple[datetime, datetime]]:
         """Yield when it begins and ends, on the days before a time and on some after."""
         zone, weekdays = self.zone, _days_of(self.days)
-        begin, end = self._span_min
+        begin, end = self.span_min
         today = at.astimezone(zone).date()
         for ahead in range(-2, days):
             day = today + ahead * DAY
             if day.weekday() in weekdays:
                 yield _instant(zone, day, begin, fold=0), _instant(zone, day, end, fold=1)
+
+
+_DOCUMENTS: Final = TypeAdapter(Schedule)
 
 
 def _not_empty(value: object) -> object:
@@ -218,12 +216,6 @@ def _days_of(days: tuple[str, ...]) -> set[int]:
         more = (ends[-1] - ends[0]) % len(DAYS)
         found |= {(ends[0] + day) % len(DAYS) for day in range(more + 1)}
     return found
-
-
-def _turned(minutes: int, by_min: int) -> int:
-    """Return minutes of a week, a bit for each, so much later; after Sunday comes Monday."""
-    later = minutes << by_min % WEEK_MIN
-    return (later | later >> WEEK_MIN) & ((1 << WEEK_MIN) - 1)
 
 
 def _offset(zone: tzinfo, at: datetime) -> timedelta:
