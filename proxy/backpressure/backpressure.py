@@ -218,7 +218,7 @@ class QueryBackpressure:
     def detach(self, now_ms: float) -> None:
         """Put the rule's own bound back, and clamp nothing from now on."""
         self.clamp.detached = True
-        self._quotas.adapt(KIND, self.entity, None, None, now_ms)
+        self._quotas.adapt(KIND, self.entity, None, now_ms)
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return what there is to show. Rates are records/s, bounds bytes/s, None if not known."""
@@ -336,7 +336,7 @@ class QueryBackpressure:
         in_force = adapted._replace(bound=None) if drivers.offsets is not None else adapted
         if in_force != self._in_force:
             self._in_force = in_force
-            self._quotas.adapt(KIND, self.entity, *in_force, now_ms)
+            self._quotas.adapt(KIND, self.entity, in_force, now_ms)
 
     def _wanted(self, now_ms: float) -> AdaptedBound:
         rate, size = self.rate, self.measurements.bytes_per_record.value

@@ -34,6 +34,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import BatchReport
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import AdaptedBound
 from proxy.state import Json, Record
 from proxy.state.journal import Journal
 from proxy.state.store import UnknownFormError
@@ -389,16 +390,17 @@ class RunningPipeline:
         name, quotas = source.name, self._quotas
         if rate is None or source.record_bytes is None:
             for entity in source.entities:
-                quotas.adapt(_PRODUCED, entity, None, None, now_ms)
+                quotas.adapt(_PRODUCED, entity, None, now_ms)
             source.entities.clear()
             return
         match = partial(quotas.table.match, _PRODUCED)
         clients = (each for each in quotas.clients() if each.client_id == name)
         source.entities.update(found.entity for found in map(match, clients) if found is not None)
         self._log_reach(name, not source.entities, "a producer_byte_rate")
-        bound, reason = rate * source.record_bytes, f"pipeline {self.name}: {source.state.why}"
+        why = f"pipeline {self.name}: {source.state.why}"
+        adapted = AdaptedBound(rate * source.record_bytes, why)
         for entity in source.entities:
-            quotas.adapt(_PRODUCED, entity, bound, reason, now_ms)
+            quotas.adapt(_PRODUCED, entity, adapted, now_ms)
 
     def _hold_stage(self, stage: Stage, now_ms: float) -> None:
         """Hold a stage; a batch under way is read within the limit that it was planned for."""

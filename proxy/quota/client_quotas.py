@@ -146,9 +146,6 @@ class ClientQuotas:
                     self.sensors.on_would_throttle(self.identity, each.kind)
                 continue
             hold_ms = each.hold_ms(value, now_ms)
-            if each.violated:
-                each.violated = False
-                each.violations += 1
             if hold_ms > longest_ms:
                 longest_ms, longest = hold_ms, each
         return self._throttle_time(longest, longest_ms, now_ms) if longest_ms else None

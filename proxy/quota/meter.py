@@ -71,7 +71,7 @@ class AdaptedBound(NamedTuple):
     """What a query or a pipeline makes of a rule's bound at the moment."""
 
     bound: float | None
-    """In force when it is below the rule's own; None: the rule's own is."""
+    """Bytes per second, in force when it is below the rule's own; None: the rule's own is."""
     reason: str
     """For people: the figures behind it."""
 
@@ -134,8 +134,6 @@ class Meter(Sensor):
     """How far its rate looks back."""
     ahead_ms: float = 0.0
     """How much its clients may owe when a request is sent on whose response can be held."""
-    violated: bool = False
-    """Whether the sensor was above its bound since this was last set back."""
     violations: int = 0
     """How often a charge found it above its bound, enforced or not."""
     throttled: int = 0
@@ -299,7 +297,7 @@ class Meter(Sensor):
         try:
             self.record(value, now_ms)
         except QuotaViolation as violation:
-            self.violated = True
+            self.violations += 1
             window_ms = self.rate.window_size_ms(now_ms)
             throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)

@@ -145,26 +145,24 @@ class Meters:
         self.update(self.settings, self.table)
 
     def adapt(
-        self, kind: QuotaKind, entity: str, bound: float | None, reason: str | None, now_ms: float
+        self, kind: QuotaKind, entity: str, adapted: AdaptedBound | None, now_ms: float
     ) -> None:
         """Lower the bound of a query whose rule is adaptive, or of a producer, until the next call.
 
         In force is the lower one of this and the rule's own, also through updates and for a sensor
-        made anew. `entity` is a `Rule.entity`; `bound` is bytes per second above 0, or None for the
-        rule's own. Without `reason`, which is for people, the entity is forgotten. Raises
-        ValueError for a bound that is not a finite number above 0, or has no reason.
+        made anew. `entity` is a `Rule.entity`; None: it is forgotten. Raises ValueError for a bound
+        that is not a finite number above 0.
         """
         name = sensor_name(kind, entity)
+        bound = None if adapted is None else adapted.bound
         if bound is not None and not (math.isfinite(bound) and bound > 0):
             raise ValueError(f"the bound of {entity} must be above 0, not {bound!r}")
-        if bound is not None and reason is None:
-            raise ValueError(f"the bound of {entity} is {bound!r} without a reason")
         self._adapted.pop(name, None)
-        if reason is not None:
-            self._adapted[name] = AdaptedBound(bound, reason)
+        if adapted is not None:
+            self._adapted[name] = adapted
         if meter := self.by_name.get(name):
             meter.take_back(now_ms)
-            meter.adapt(self._adapted.get(name), now_ms)
+            meter.adapt(adapted, now_ms)
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[tuple[Meter, float]]:
         """Yield each sensor with what it measures, for a fraction of the cost of `rows`."""

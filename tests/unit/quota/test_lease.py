@@ -9,6 +9,7 @@ from parts.quota_world import QuotaWorld, taken
 
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import GRANT_MS, FetchSizes, InFlightFetch, Waiter
+from proxy.quota.meter import AdaptedBound
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.quota.values import MAX_SIZE_BYTES
 
@@ -128,7 +129,9 @@ def test_the_same_is_charged_by_lease_and_one_by_one(steps, first, holds, burst_
             came = [None, None]
             for world in worlds:
                 if what == "adapt":
-                    world.quotas.adapt(CONSUMER, "client-id=c", float(size), "slow", now_ms)
+                    world.quotas.adapt(
+                        CONSUMER, "client-id=c", AdaptedBound(float(size), "slow"), now_ms
+                    )
                 elif what == "expire":
                     list(world.quotas.expiring(now_ms))
                 else:
@@ -223,7 +226,7 @@ def test_nothing_is_lent_to_a_query_that_is_slowed_down():
     world = FetchWorld(leases=True)
     world.quotas.update(QuotaSettings(rules=CHANGES["adaptive"]))
     world.client.charge(CONSUMER, 1, 0.0)
-    world.quotas.adapt(CONSUMER, "client-id=c", 1000.0, "slow", 0.0)
+    world.quotas.adapt(CONSUMER, "client-id=c", AdaptedBound(1000.0, "slow"), 0.0)
     charges = [world.answer(0, 1000, now_ms) for now_ms in range(8)]
     assert charges[0] is None
     assert charges[-1] is not None, "by its batches, and still within the measured bound"

@@ -8,6 +8,7 @@ from parts.quota_world import QuotaWorld, shown_figure
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import FetchSizes, Waiter
+from proxy.quota.meter import AdaptedBound
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 
 CONSUMER, PRODUCER, REQUEST, *_ = QuotaKind
@@ -150,7 +151,7 @@ def test_an_adapted_bound_holds_nobody_until_it_is_enforced():
     world = QuotaWorld(replace(rule, enforce=False))
     client = world.client_quotas()
     client.charge(CONSUMER, 1, 0.0)
-    world.quotas.adapt(CONSUMER, ENTITY, MB / 10, "slow batches", 0.0)
+    world.quotas.adapt(CONSUMER, ENTITY, AdaptedBound(MB / 10, "slow batches"), 0.0)
     for second in range(30):
         assert client.charge(CONSUMER, MB, second * 1000.0) is None
         assert goes_on(client, second * 1000.0)
