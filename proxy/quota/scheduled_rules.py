@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Self, TypeGuard
+from typing import Self
 
 from .entities import QuotaKind
 from .rules import Budget, QuotaSettings, Rule, Share, guarantees_of
@@ -79,34 +79,32 @@ def _in_force(
 
     Of rules for the same clients that with a schedule goes first.
     """
-    bounded = set[str]()
-    """The budgets in which a rate is in force, of their own or of one around them."""
+    known = {**budgets_of(settings.rules), **overridden}
     budgets: dict[str, Budget] = {}
-
-    def now(budget: Budget) -> Budget:
-        return overridden.get(budget.name, budget)
 
     def rates(part: Rule) -> Mapping[QuotaKind, float]:
         return part.bounds if are_in[part.when] else {}
 
-    def is_shared(share: Share | None) -> TypeGuard[Share]:
-        return share is not None and share.budget.name in bounded
+    def is_bounded(part: Rule) -> bool:
+        """Return whether a rate is in force for it, its own or of a budget that it is in."""
+        return bool(rates(part)) or (
+            part.share is not None and is_bounded(known[part.share.budget.name])
+        )
 
     def shared(share: Share | None) -> Share | None:
-        return replace(share, budget=budgets[share.budget.name]) if is_shared(share) else None
+        budget = None if share is None else budgets.get(share.budget.name)
+        return replace(share, budget=budget) if share and budget else None
 
-    for budget, _ in guarantees_of(settings.rules):  # each before those in it
-        if rates(now(budget)) or is_shared(budget.share):
-            bounded.add(budget.name)
     chosen: dict[tuple[str, ...], Rule] = {}
     for rule in sorted(settings.rules, key=lambda each: each.when is None):
-        if are_in[rule.when] and (rates(rule) or is_shared(rule.share)):
+        if are_in[rule.when] and is_bounded(rule):
             chosen.setdefault((*rule.keys, *rule.keys.values()), rule)
-    for budget, guaranteed in guarantees_of(chosen.values()):
-        if budget.name in bounded:
+    for each, guaranteed in guarantees_of(chosen.values()):
+        budget = known[each.name]
+        if is_bounded(budget):
             share = shared(budget.share)
             share = share and replace(share, guaranteed=guaranteed)
-            budgets[budget.name] = replace(now(budget), bounds=rates(now(budget)), share=share)
+            budgets[budget.name] = replace(budget, bounds=rates(budget), share=share)
     by_number = sorted(chosen.values(), key=lambda each: each.number)
     shares = ((rule, shared(rule.share)) for rule in by_number)
     rules = (rule if rule.share == share else replace(rule, share=share) for rule, share in shares)
