@@ -301,7 +301,6 @@ class Member:
             await end_tasks(self.tasks)
             if self._metering is not None and self.tasks:
                 await self._metering.close()
-            self._services.reapers.close()
 
     async def release(self) -> None:
         """Close admin port and state, for a successor; all is written by then."""

