@@ -90,7 +90,7 @@ class Meters:
         self.by_name: dict[str, Meter] = {}
         """All of them by `sensor_name`; they expire only through `expiring`."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
-        """Called once per rule and kind when clients share its sensor `other`."""
+        """Called for a rule and kind when its clients begin to share the sensor `other`."""
         self.on_state: Callable[[Meter, bool, float], None] = lambda *_: None
         """Called when a sensor's throttling begins (True) and has ended (False), with the time."""
         # Those whose throttling has begun and not ended, in this order.
@@ -133,7 +133,6 @@ class Meters:
         self.settings = settings
         self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
         self.generation += 1
-        self._overflowed: set[str] = set()
         for meter in self.iter_meters():
             if meter.gate.has_turns:  # few have, of ten thousand
                 meter.gate.open()
@@ -285,13 +284,13 @@ class Meters:
         return self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
 
     def _overflow(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
+        """Return the sensor that further clients of a rule share."""
         entity = self.table.overflow_entity(kind, match)
-        name = sensor_name(kind, entity)
-        if name not in self._overflowed:
-            self._overflowed.add(name)
+        meter = self.by_name.get(sensor_name(kind, entity))
+        if meter is None:
             self.on_overflow(match.rule, kind)
-        meter = self.by_name.get(name) or self._create(kind, entity, match.rule, now_ms)
-        meter.is_overflow = True
+            meter = self._create(kind, entity, match.rule, now_ms)
+            meter.is_overflow = True
         return meter
 
     def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
