@@ -80,8 +80,6 @@ class ConnectionSlot:
     """From where the client comes."""
     give_way: Callable[[], bool]
     """Closes the connection if it is idle, which leaves this slot; returns whether it was."""
-    generation: int = -1
-    """The update of the manager's rules that it follows."""
     counted_as: str | None = None
     """The entity among whose connections it counts; None when no rule limits their number."""
     paced_as: str | None = None
@@ -159,14 +157,13 @@ class ConnectionQuotas:
         """
         while (generation := self._manager.generation) != self._settled:
             for slot in tuple(self._slots):
-                if slot in self._slots and slot.generation != self._manager.generation:
+                if slot in self._slots:
                     self._count(slot, -1)
                     self._follow(slot, *self._matches(slot.identity))
                 yield
             self._settled = generation
 
     def _follow(self, slot: ConnectionSlot, most: Match | None, paced: Match | None) -> None:
-        slot.generation = self._manager.generation
         slot.counted_as = most.entity if most is not None else None
         slot.paced_as = paced.entity if paced is not None else None
         self._count(slot, 1)
