@@ -29,6 +29,10 @@ NS_PER_MS, NS_PER_SECOND = 1_000_000, 1_000_000_000
 LEAST_LEASE = 1e-6
 """Of the bound, in the place of no lease at all: one answer at a time passes."""
 
+LONGEST_AHEAD_MS = 1000.0
+"""Of the bound: what a client may owe when a request is sent on whose response can be held. A
+longer window does not make holds longer."""
+
 UNLEASED_HOLD_MS = 1_000.0
 """What is held without a lease, which mostly comes in a moment, leaves after so long at the latest.
 What it owes it owes all the same, so that nothing else is asked for."""
@@ -206,7 +210,7 @@ class Meter(Sensor):
         self.rule = rule
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
-        self.ahead_ms = settings.ahead_ms
+        self.ahead_ms = min(settings.window_ms, LONGEST_AHEAD_MS)
         if self.is_overflow or rule.scope == "shared":
             self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
         if isinstance(rule, Budget):

@@ -37,9 +37,6 @@ ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%,=<>"})
 
 CLIENT_ID_KEYS = frozenset({"client-id", "client-id-prefix"})
 
-LONGEST_AHEAD_MS = 1000.0
-"""A longer window does not make holds longer."""
-
 DEFAULT_BURST_MS = 500.0
 """Of its bound, what a client may save up while it is held, where `quotas.burst` is not set."""
 
@@ -442,11 +439,6 @@ class QuotaSettings:
     def span_ms(self) -> float:
         """How far a rate looks back at most."""
         return self.window_ms * self.samples
-
-    @property
-    def ahead_ms(self) -> float:
-        """How much of a bound may be owed when a request is sent on whose response can be held."""
-        return min(self.window_ms, LONGEST_AHEAD_MS)
 
     @property
     def observed_rules(self) -> int:
