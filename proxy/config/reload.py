@@ -8,7 +8,6 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from threading import Thread
@@ -64,23 +63,19 @@ class LimitedThread:
     async def call(self, function: Callable[[], Result], limit_s: float) -> Result:
         """Return what the function returns, or raise what it raises; TimeoutError when it hangs.
 
-        So also where the system has no room for a thread. While an earlier call hangs, that one is
-        waited for, and this one is not begun.
+        So also where the system has no room for a thread, and at once while an earlier call hangs.
         """
+        if self._running is not None and not self._running.done():
+            raise TimeoutError
+        done = Future[Result]()
+        done.set_running_or_notify_cancel()
+        try:
+            Thread(target=_run, args=(function, done), name="limited", daemon=True).start()
+        except RuntimeError as error:
+            raise TimeoutError from error
+        self._running = done
         async with asyncio.timeout(limit_s):
-            if self._running is not None:
-                with suppress(Exception):  # it was raised where that call was waited for
-                    await asyncio.wrap_future(self._running)
-            done = Future[Result]()
-            done.set_running_or_notify_cancel()
-            try:
-                Thread(target=_run, args=(function, done), name="limited", daemon=True).start()
-            except RuntimeError as error:
-                raise TimeoutError from error
-            self._running = done
-            result = await asyncio.wrap_future(done)
-        self._running = None
-        return result
+            return await asyncio.wrap_future(done)
 
 
 class Reloader:
