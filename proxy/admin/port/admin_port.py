@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -39,28 +39,54 @@ _log = get_logger(__name__)
 _scratch = memoryview(bytearray(ADMIN_RECEIVE_BYTES))
 
 
-class PacedTransport(asyncio.Transport):
-    """Reads a socket, with TLS after its handshake, by paced steps; sends what the client takes.
+class AdminTransport(asyncio.Transport):
+    """One connection: the transport of a protocol of HTTP's, and what it may take.
 
-    Addresses take turns to be read from. By uvloop's transports each connection would be read from
-    in each round of the loop, and with TLS all that has come, as a thousand key updates.
+    Its time is counted from one complete head of a request to the next, to the first one with the
+    handshake of TLS. So one rule ends a connection that is idle, sends its head or its body slowly,
+    or does not read its answers.
+
+    It is read from by paced steps, in which addresses take turns. By uvloop's transports each
+    connection would be read from in each round of the loop, and with TLS all that has come, as a
+    thousand key updates.
     """
 
     def __init__(
-        self, sock: socket.socket, protocol: asyncio.Protocol, steps: PacedSteps, address: str
+        self, port: "AdminPort", sock: socket.socket, address: str, http: asyncio.Protocol
     ) -> None:
-        context = sock.tls.context if isinstance(sock, TlsSocket) else None
-        extra = {"peername": sock.getpeername(), "sslcontext": context, "socket": sock}
-        super().__init__(extra)
+        self._about: dict[str, Any] = {}
+        """What the protocol may ask for."""
+        super().__init__(self._about)
+        self.address, self.http = address, http
+        self.is_busy = False
+        """Whether a request is being answered."""
+        self.is_read = asyncio.Event()
+        """Whether the client reads what was sent, or the connection is over."""
+        self.is_read.set()
+        self._port, self._sock = port, sock
+        self._channel = Channel(sock)
         self._loop = asyncio.get_running_loop()
-        self._sock, self._channel = sock, Channel(sock)
-        self._protocol, self._steps, self._address = protocol, steps, address
         self._unsent = bytearray()
         self._is_closing = self._is_over = False
-        self._reads, self._is_full = True, False
-        """Whether the protocol wants to read, and whether it was told to pause."""
-        protocol.connection_made(self)
-        self._steps.queue(self._read, address)  # what came with the end of the handshake, as well
+        self._wants_more = True
+        """Whether the protocol wants to read."""
+        self._deadline = self._close_after(port.limits.head_timeout)
+        self.opening: asyncio.Task[None] | None = self._loop.create_task(self._open())
+        """What begins to speak HTTP; with TLS that takes the handshake."""
+
+    def request_came(self) -> None:
+        """Record that the head of a request is complete."""
+        self.is_busy = True
+        self._deadline.cancel()
+        self._deadline = self._close_after(self._port.limits.idle_timeout)
+
+    def drop(self) -> None:
+        """Close at once, whatever is still to be sent, or in the handshake."""
+        self._forget()
+        if self.opening is not None:
+            self.opening.cancel()
+        else:
+            self.abort()
 
     def write(self, data: Any) -> None:  # noqa: D102
         is_blocked = bool(self._unsent)
@@ -68,19 +94,20 @@ class PacedTransport(asyncio.Transport):
             self._unsent += data
             if not is_blocked:
                 self._send()
-            if not self._is_full and len(self._unsent) > MOST_PILED_BYTES:
-                self._is_full = True
-                self._protocol.pause_writing()
+            if self.is_read.is_set() and len(self._unsent) > MOST_PILED_BYTES:
+                self.is_read.clear()
+                self._port.wait_for_reader(self)
+                self.http.pause_writing()
 
     def is_closing(self) -> bool:  # noqa: D102
         return self._is_closing
 
     def pause_reading(self) -> None:  # noqa: D102
-        self._reads = False
+        self._wants_more = False
 
     def resume_reading(self) -> None:  # noqa: D102
-        if not self._reads:
-            self._reads = True
+        if not self._wants_more:
+            self._wants_more = True
             self._wait_to_read()
 
     def close(self) -> None:
@@ -96,19 +123,43 @@ class PacedTransport(asyncio.Transport):
         self._is_closing, self._unsent = True, bytearray()
         self._loop.call_soon(self._end, error)
 
+    async def _open(self) -> None:
+        is_open = False
+        try:
+            if (tls := self._port.tls) is not None:
+                turn = partial(self._port.steps.turn, self.address)
+                self._sock = await handshake(self._sock, tls, server_side=True, turn=turn)
+                self._channel = Channel(self._sock)
+                self._about["sslcontext"] = tls
+            self._about |= {"peername": self._sock.getpeername(), "socket": self._sock}
+            self.http.connection_made(self)
+            # What came with the end of the handshake is read as well.
+            self._port.steps.queue(self._read, self.address)
+            is_open = True
+        except OSError:  # what TLS does not like is one, and who is gone
+            pass
+        finally:
+            self.opening = None
+            if not is_open:
+                self._sock.close()
+                self._forget()
+
+    def _close_after(self, delay_s: float) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay_s, self.drop)
+
     def _wait_to_read(self) -> None:
-        if self._reads and not self._is_closing:
+        if self._wants_more and not self._is_closing:
             if self._channel.buffered_bytes():
-                self._steps.queue(self._read, self._address)
+                self._port.steps.queue(self._read, self.address)
             else:
                 self._loop.add_reader(self._channel.fd, self._readable)
 
     def _readable(self) -> None:
         self._loop.remove_reader(self._channel.fd)
-        self._steps.add(self._read, self._address)
+        self._port.steps.add(self._read, self.address)
 
     def _read(self) -> None:
-        if not self._reads or self._is_closing:
+        if not self._wants_more or self._is_closing:
             return
         try:
             count = self._channel.recv_into(_scratch)
@@ -119,12 +170,12 @@ class PacedTransport(asyncio.Transport):
             self._loop.add_reader(self._channel.fd, self._readable)
         elif count:
             try:
-                self._protocol.data_received(bytes(_scratch[:count]))
+                self.http.data_received(bytes(_scratch[:count]))
             except Exception as error:  # a step must not raise
                 self._loop.call_exception_handler({"message": "no HTTP", "exception": error})
                 self.abort(error)
             self._wait_to_read()
-        elif not self._protocol.eof_received():
+        elif not self.http.eof_received():
             self.close()
 
     def _send(self) -> None:
@@ -138,9 +189,10 @@ class PacedTransport(asyncio.Transport):
             self._loop.add_writer(self._channel.fd, self._send)
             return
         self._loop.remove_writer(self._channel.fd)
-        if self._is_full:
-            self._is_full = False
-            self._protocol.resume_writing()
+        if not self.is_read.is_set():
+            self.is_read.set()
+            self._port.unread.pop(self, None)
+            self.http.resume_writing()
         if self._is_closing:
             self.abort()
 
@@ -154,85 +206,14 @@ class PacedTransport(asyncio.Transport):
             with suppress(OSError):  # gone already
                 self._sock.say_end()
         self._sock.close()
-        self._protocol.connection_lost(error)
+        self._forget()
+        self.http.connection_lost(error)
 
-
-class PortConnection(asyncio.Protocol):
-    """One connection: a protocol of HTTP's, and what it may take.
-
-    Its time is counted from one complete head of a request to the next, to the first one with the
-    handshake of TLS. So one rule ends a connection that is idle, sends its head or its body slowly,
-    or does not read its answers.
-    """
-
-    def __init__(self, port: "AdminPort", address: str, http: asyncio.Protocol) -> None:
-        self.address = address
-        self.http = http
-        self.is_busy = False
-        """Whether a request is being answered."""
-        self.opening: asyncio.Task[None] | None = None
-        """What makes the socket a connection; with TLS that takes its handshake."""
-        self.is_read = asyncio.Event()
-        """Whether the client reads what was sent, or the connection is over."""
-        self.is_read.set()
-        self._port = port
-        self._transport: asyncio.Transport | None = None
-        self._is_over = False
-        self._deadline = self._close_after(port.limits.head_timeout)
-
-    def request_came(self) -> None:
-        """Record that the head of a request is complete."""
-        self.is_busy = True
-        self._deadline.cancel()
-        self._deadline = self._close_after(self._port.limits.idle_timeout)
-
-    def _close_after(self, delay_s: float) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(delay_s, self.close)
-
-    def close(self) -> None:
-        """Close at once, whatever is still to be sent."""
-        self.over()
-        if self._transport is not None:
-            self._transport.abort()
-        elif self.opening is not None:
-            self.opening.cancel()
-
-    def over(self) -> None:
-        """Forget the connection; a second time does nothing."""
-        self._is_over = True
+    def _forget(self) -> None:
+        """Have the port count the connection no more; a second time does nothing."""
         self.is_read.set()
         self._deadline.cancel()
         self._port.forget(self)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to speak HTTP, unless the time ran out while the last of a handshake came."""
-        self._transport = cast(asyncio.Transport, transport)
-        self.http.connection_made(transport)
-        if self._is_over:
-            self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End it."""
-        self.over()
-        self.http.connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:  # noqa: D102
-        self.http.data_received(data)
-
-    def eof_received(self) -> bool | None:  # noqa: D102
-        return self.http.eof_received()
-
-    def pause_writing(self) -> None:
-        """Send nothing more until the client has read some of it."""
-        self.is_read.clear()
-        self._port.wait_for_reader(self)
-        self.http.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Send what is left."""
-        self.is_read.set()
-        self._port.unread.pop(self, None)
-        self.http.resume_writing()
 
 
 class AdminPort:
@@ -249,11 +230,11 @@ class AdminPort:
         self.tls = tls
         """What new connections are shown."""
         self._loop = asyncio.get_running_loop()
-        self._steps = PacedSteps(self._loop)
+        self.steps = PacedSteps(self._loop)
         self._sockets: list[socket.socket] = []
-        self._connections: dict[object, PortConnection] = {}
+        self._connections: dict[object, AdminTransport] = {}
         """By their protocols of HTTP; those first that asked for nothing for longest."""
-        self.unread: dict[PortConnection, None] = {}
+        self.unread: dict[AdminTransport, None] = {}
         """Those that do not read, for longest first."""
         self._closed = 0
         """How many were closed for others."""
@@ -280,7 +261,7 @@ class AdminPort:
             sock.close()
         for connection in tuple(self._connections.values()):
             if connection.opening is not None:
-                connection.close()
+                connection.drop()
 
     @web.middleware
     async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -296,16 +277,16 @@ class AdminPort:
         finally:
             connection.is_busy = False
 
-    def wait_for_reader(self, connection: PortConnection) -> None:
+    def wait_for_reader(self, connection: AdminTransport) -> None:
         """Record that a client does not read; of too many, close the one that has not for longest.
 
         Who reads slowly does so now and then, and is not the first of them.
         """
         self.unread[connection] = None
         if len(self.unread) > MOST_UNREAD:
-            next(iter(self.unread)).close()
+            next(iter(self.unread)).drop()
 
-    def forget(self, connection: PortConnection) -> None:
+    def forget(self, connection: AdminTransport) -> None:
         """Drop a connection that is no more."""
         self.unread.pop(connection, None)
         self._connections.pop(connection.http, None)
@@ -330,26 +311,8 @@ class AdminPort:
     def _begin(self, client: socket.socket, address: str) -> None:
         self._make_room(address)
         client.setblocking(False)
-        connection = PortConnection(self, address, self.make_http())
+        connection = AdminTransport(self, client, address, self.make_http())
         self._connections[connection.http] = connection
-        connection.opening = self._loop.create_task(self._open(connection, client))
-
-    async def _open(self, connection: PortConnection, client: socket.socket) -> None:
-        """Make a connection of a socket, which belongs to it from then on."""
-        is_made = False
-        try:
-            if self.tls is not None:
-                turn = partial(self._steps.turn, connection.address)
-                client = await handshake(client, self.tls, server_side=True, turn=turn)
-            PacedTransport(client, connection, self._steps, connection.address)
-            is_made = True
-        except OSError:  # what TLS does not like is one, and who is gone
-            pass
-        finally:
-            connection.opening = None
-            if not is_made:
-                client.close()
-                connection.over()
 
     def _make_room(self, address: str) -> None:
         """Close a connection, if there are as many as may be, for one more from an address.
@@ -365,7 +328,7 @@ class AdminPort:
                 return
             ((crowded, _),) = addresses.most_common(1)
         crowd = [each for each in self._connections.values() if each.address == crowded]
-        next((each for each in crowd if not each.is_busy), crowd[0]).close()
+        next((each for each in crowd if not each.is_busy), crowd[0]).drop()
         self._closed += 1
         if self._loop.time() >= self._next_log_s:
             self._next_log_s = self._loop.time() + LOG_INTERVAL_S
