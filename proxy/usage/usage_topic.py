@@ -105,7 +105,7 @@ class UsageTopic(StateTopic):
         }
 
     async def append(self, records: Sequence[UsageRecord]) -> None:
-        """Append records, a batch for each partition at a time; when this returned they are kept.
+        """Append records, a batch at a time; when this returned they are kept.
 
         After an error it may be that they, or some, are there all the same.
         """
@@ -113,20 +113,18 @@ class UsageTopic(StateTopic):
         for record in records:
             partition = (murmur2(message_key(record)) & 0x7FFFFFFF) % self.partitions
             by_partition.setdefault(partition, []).append(record)
-        left: dict[int, tuple[bytes, int]] = {}  # batches, each with how many records it has
         try:
-            while by_partition:
-                if self._producer is None:
-                    await self.retry(self._init)
-                    left.clear()
-                for number, some in by_partition.items():
-                    if number not in left:
-                        left[number] = self._batch(number, some)
-                        await asyncio.sleep(0)  # it takes a millisecond
-                try:
-                    await self.retry(partial(self._append, left, by_partition))
-                except FencedError:
-                    self._producer = None  # the brokers have forgotten it
+            for number, left in by_partition.items():
+                while left:
+                    if self._producer is None:
+                        await self.retry(self._init)
+                    batch, count = self._batch(number, left)
+                    await asyncio.sleep(0)  # it takes a millisecond
+                    try:
+                        await self.retry(partial(self._append, number, batch))
+                        del left[:count]
+                    except FencedError:
+                        self._producer = None  # the brokers have forgotten it
         except BaseException:
             self._producer = None  # what is next has other contents, and may not take their numbers
             raise
@@ -166,19 +164,13 @@ class UsageTopic(StateTopic):
         self._sequences[partition] = (self._sequences[partition] + count) % SEQUENCES
         return bytes(batch.build()), count
 
-    async def _append(
-        self, left: dict[int, tuple[bytes, int]], by_partition: dict[int, list[UsageRecord]]
-    ) -> None:
-        """Send batches to their leaders; what they have taken leaves both."""
-        async for part in self.produce({number: batch for number, (batch, _) in left.items()}):
-            number = part.index
+    async def _append(self, number: int, batch: bytes) -> None:
+        """Send a batch to the leader of its partition."""
+        async for part in self.produce({number: batch}):
             if part.error_code == OUT_OF_ORDER:
                 raise FencedError(f"partition {number} lacks what was written before")
             if part.error_code != DUPLICATE:
                 self.check(part.error_code, f"write to topic {self.name}")
-            del by_partition[number][: left.pop(number)[1]]
-            if not by_partition[number]:
-                del by_partition[number]
 
     async def positions_at(self, time_ms: int) -> tuple[dict[int, int], dict[int, int]]:
         """Return by partition where the records of a time and later begin, and where all end now.
@@ -238,11 +230,12 @@ class UsageWriter:
 
     def coarsening(self, now_ms: float) -> Iterator[None]:
         """Sum up in small steps what is old, and give up what is too much; time since 1970."""
-        while self._fine and self._fine[0].end_ms < now_ms - FINE_MS:
-            self._sum_up(self._fine.popleft())
-            yield
-        while self.unwritten > MAX_UNWRITTEN and self._fine:
-            self._sum_up(self._fine.popleft())
+        old_ms = now_ms - FINE_MS
+        while self._fine and (self._fine[0].end_ms < old_ms or self.unwritten > MAX_UNWRITTEN):
+            record = self._fine.popleft()
+            earlier = self._coarse.setdefault(record.summed_by, record)
+            if earlier is not record:
+                earlier.include(record)
             yield
         while self.unwritten > MAX_UNWRITTEN and self._coarse:
             del self._coarse[next(iter(self._coarse))]
@@ -316,11 +309,6 @@ class UsageWriter:
             fix = getattr(error, "fix", fix)
             about = {"topic": name, "error": str(error), "fix": fix}
             _log.error("usage is not written, trying again; relaying goes on", **about)
-
-    def _sum_up(self, record: UsageRecord) -> None:
-        earlier = self._coarse.setdefault(record.summed_by, record)
-        if earlier is not record:
-            earlier.include(record)
 
     def _lose(self, count: int) -> None:
         self._sequence += count

@@ -29,7 +29,7 @@ BUDGETS = {
     "proxy/admin": Budget(6247, 4250),
     "proxy/config": Budget(2578, 2150),
     "proxy/relay": Budget(6821, 4300),
-    "proxy/usage": Budget(1013, 980),
+    "proxy/usage": Budget(1001, 980),
     "proxy/pipeline": Budget(3091, 2700),
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5613, 3100),
