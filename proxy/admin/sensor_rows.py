@@ -6,7 +6,7 @@ active wanted more than there is.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
@@ -277,45 +277,32 @@ def row_groups(
         shares.add(meter, clock_ms())
         yield []
     shares.settle()
-    # Most sensors have one client: a list for each would bring on Python's full collections.
-    first: dict[str, ClientIdentity] = {}
-    more: dict[str, list[ClientIdentity]] = {}
+    charged: dict[str, list[ClientIdentity]] = {}
     for client in quotas.clients():
         for meter in quotas.sensors_of(client):
-            if first.setdefault(meter.name, client) is not client:
-                more.setdefault(meter.name, []).append(client)
+            charged.setdefault(meter.name, []).append(client)
         yield []
-
-    def only_client(name: str) -> ClientIdentity | None:
-        return None if name in more else first.get(name)
-
-    def beside(name: str, entity: str) -> list[str]:
-        names = _names_of(entity)
-        client = only_client(name)
-        if client is None and name not in first:
-            client = next(filter(None, map(only_client, names)), None)
-        if client is None:
-            return [each for each in names if only_client(each) is None]
-        own = [each for each in quotas.sensors_of(client) if only_client(each.name) is client]
-        entities = dict.fromkeys(each.entity for each in own)
-        left = [each for of in entities for each in _names_of(of) if each not in first]
-        return [each.name for each in own] + left
-
-    walked: set[str] = set()
+    groups: dict[ClientIdentity | str, list[Meter]] = {}
     for meter in quotas.iter_meters():
+        if not isinstance(meter.rule, Budget):
+            groups.setdefault(_shown_with(meter, charged), []).append(meter)
+        yield []
+    for meters in groups.values():
         rows: list[SensorRow] = []
-        if meter.name not in walked and not isinstance(meter.rule, Budget):
-            # Each once, the sensor itself always.
-            for name in dict.fromkeys((meter.name, *beside(meter.name, meter.entity))):
-                found = quotas.by_name.get(name)
-                if found is not None and name not in walked:
-                    clients = (first[name], *more.get(name, ())) if name in first else ()
-                    part = shares.part(found, clock_ms())
-                    rows.append(SensorRow(found, clients[:SHOWN_CLIENTS], len(clients), part))
-                walked.add(name)
+        for meter in meters:
+            if meter.retired:  # by now
+                continue
+            clients, part = charged.get(meter.name, ()), shares.part(meter, clock_ms())
+            rows.append(SensorRow(meter, tuple(clients[:SHOWN_CLIENTS]), len(clients), part))
         yield rows
 
 
-def _names_of(entity: str) -> list[str]:
-    """Return the names of the sensors that an entity may have."""
-    return [sensor_name(kind, entity) for kind in TRAFFIC_KINDS]
+def _shown_with(
+    meter: Meter, charged: Mapping[str, Sequence[ClientIdentity]]
+) -> ClientIdentity | str:
+    """Return the client or the entity whose rows a sensor is with; see `row_groups`."""
+    names = [meter.name]
+    if meter.name not in charged:
+        names = [sensor_name(kind, meter.entity) for kind in TRAFFIC_KINDS]
+    own = (charged[name][0] for name in names if len(charged.get(name, ())) == 1)
+    return next(own, meter.entity)
