@@ -513,7 +513,7 @@ class Member:
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
         if self._metering is not None:
-            self._metering.meter.use_key(secrets.hash_key)
+            self._metering.meter.hash_key = secrets.hash_key
         # The texts of the tokens that there were at the start: others wait for a restart.
         self._admin.guard.access = access_of(self._config, secrets)
         self._secrets = secrets
@@ -621,8 +621,7 @@ class Member:
             await self._slices.collect(self._services.connection_quotas.settling())
             await self._slices.collect(self._quotas.sweeping(clock_ms()))
             await self._slices.collect(self._relay.list.measuring(clock_ms()))
-            if self._history.due(clock_ms()):
-                await self._slices.collect(self._history.sample(clock_ms))
+            await self._slices.collect(self._history.sample(clock_ms))
 
 
 async def _in_turn(lock: asyncio.Lock, work: Callable[[], T]) -> T:

@@ -7,12 +7,11 @@ was walked, the parts add up to the bytes.
 """
 
 import asyncio
-import hashlib
 import hmac
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from time import time
 
 from structlog import get_logger
@@ -39,8 +38,6 @@ LOOKED_AT_ONCE = 100  # counters in one step; some 50 microseconds
 
 READ_API, WRITE_API = api_name(FETCH), api_name(PRODUCE)
 """Whose bytes make a rate, and are of topics."""
-
-MAX_HASHES = 20_000  # whose hashes are kept
 
 UsageLabels = tuple[str, ...]
 """Listener, user, client id and API of a counter of bytes; of a client those before the API."""
@@ -129,15 +126,11 @@ class UsageMeter:
         hash_key: bytes | None = None,
     ) -> None:
         self._bytes_total, self._usage, self._table = bytes_total, usage, table
-        self.use_key(hash_key)
+        self.hash_key = hash_key
+        """May be replaced at any time."""
         self._seen: dict[UsageLabels, tuple[CounterChild, float, float]] = {}
         """Each counter, with the bytes and requests that were taken of it."""
         self._clients: dict[UsageLabels, dict[Direction, DirectionUsage]] = {}
-
-    def use_key(self, hash_key: bytes | None) -> None:
-        """Hash names with this key from now on."""
-        self.is_hashed = hash_key is not None
-        self._name = lru_cache(MAX_HASHES)(partial(hashed_name, hash_key)) if hash_key else str
 
     def reading(self) -> Iterator[None]:
         """Add in small steps what each counter has more than before."""
@@ -243,10 +236,10 @@ class UsageMeter:
         for number, topic in enumerate(topics or [None]):
             yield {
                 "listener": listener,
-                "user": self._name(user) if user else None,
-                "client_id": self._name(client_id) if client_id else "",
-                "hashed": self.is_hashed,
-                "rule": None if rule is None else self._name(rule.shared_entity),
+                "user": self._named(user) if user else None,
+                "client_id": self._named(client_id) if client_id else "",
+                "hashed": self.hash_key is not None,
+                "rule": None if rule is None else self._named(rule.shared_entity),
                 "budget": rule.share.budget.name if rule is not None and rule.share else None,
                 "topic": topic,
                 "direction": direction,
@@ -260,10 +253,13 @@ class UsageMeter:
                 "peak": 0.0 if number else usage.peak,
             }
 
+    def _named(self, name: str) -> str:
+        return name if self.hash_key is None else hashed_name(self.hash_key, name)
+
 
 def hashed_name(key: bytes, name: str) -> str:
     """Return what stands for a name: who has the key can find it again, nobody else."""
-    return hmac.new(key, name.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(key, name.encode(), "sha256").hex()
 
 
 class Metering:

@@ -237,7 +237,7 @@ async def test_a_client_in_a_budget_stays_in_it(tmp_path: Path):
 
 
 async def test_hashed_names_get_no_rule(world: AdminWorld, ask: Ask, tmp_path: Path):
-    world.meter.use_key(b"0123456789abcdef")
+    world.meter.hash_key = b"0123456789abcdef"
     move(world, "new-job", 10.0)
     answer = (await ask("GET", PATH)).json
     assert configured(tmp_path, answer["yaml"]).rules == ()
