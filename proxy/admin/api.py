@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -107,7 +108,7 @@ class ApiRoutes:
             web.get(LOG_LEVEL_PATH, self._get_level),
             web.put(LOG_LEVEL_PATH, self._put_level),
             web.get("/v1/audit", self._get_audit),
-            web.get(SUGGESTIONS_PATH, self._get_suggestions),
+            web.get(SUGGESTIONS_PATH, partial(suggestions_answer, self._parts)),
         ]
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
@@ -122,7 +123,7 @@ class ApiRoutes:
     async def _get_status(self, request: web.Request) -> web.Response:
         """Answer with all that the status page and `quota-proxy top` show."""
         parts, queries = self._parts, self._parts.queries
-        page, times = Page(page_of(request).limit), parts.request_times()
+        page, times = page_of(request), parts.request_times()
         now_ms, now_s = parts.clock_ms(), time.time()
         reason, warning = parts.problems()
         sensors, fields = await self._clients.fields(
@@ -313,9 +314,6 @@ class ApiRoutes:
         total, changes = self._audit.documents(KEPT_CHANGES, text)
         found = PagedRows(page, lambda each: (-each["number"],), rows=changes)
         return answer({"total": total, "changes": found.rows(), **found.next()})
-
-    async def _get_suggestions(self, request: web.Request) -> web.Response:
-        return await suggestions_answer(request, self._parts)
 
 
 def filter_of(request: web.Request) -> str:

@@ -210,18 +210,13 @@ BUDGET = Model[BudgetRow](
     like=CLIENT,
 )
 
-UNBOUNDED = Model[tuple[ClientIdentity, float | None]](
+UNBOUNDED = Model[ClientIdentity](
     """
     listener, user, client_id: who it is
     rate: what all connections of the client moved per second in both directions, over 5 s and at
         most 5 s ago; `null` for one that has just come
     """,
-    {
-        "listener": lambda row, _: row[0].listener,
-        "user": lambda row, _: row[0].user,
-        "client_id": lambda row, _: row[0].client_id,
-        "rate": lambda row, _: rounded(row[1]),
-    },
+    {},
     {"rate": lambda rates: rounded(sum(filter(None, rates))) if any(rates) else rates[0]},
 )
 
@@ -501,7 +496,11 @@ class ClientDocuments:
 
         own, now = sum(await self._slices.collect(count())), self._parts.now()
         documents = [
-            {**UNBOUNDED.document((each, rates.get(each)), now), **self._visit(each)}
+            {
+                **UNBOUNDED.document(each, now),
+                "rate": rounded(rates.get(each)),
+                **self._visit(each),
+            }
             for each in found.rows()
         ]
         return {"unbounded": own, "unbounded_clients": documents, **found.next()}

@@ -32,19 +32,20 @@ class History:
     def __init__(self, readings: Callable[[Clock], Iterable[tuple[Meter, float]]]) -> None:
         self._readings = readings
         self._series: dict[SensorKey, Series] = {}
-        self._next_ms: float | None = None
-
-    def due(self, now_ms: float) -> bool:
-        """Return whether to take a sample now, once for each; ask every second or so."""
-        due_ms = now_ms if self._next_ms is None else self._next_ms
-        if now_ms < due_ms:
-            return False
-        # From one due time to the next, so that late ticks do not stretch the ten minutes.
-        self._next_ms = max(due_ms + HISTORY_INTERVAL_MS, now_ms + HISTORY_INTERVAL_MS / 2)
-        return True
+        self._next_ms = 0.0
+        """When the next sample is due; 0 before the first one."""
 
     def sample(self, clock_ms: Clock) -> Iterator[None]:
-        """Take a sample in small steps, between which `document` may be called."""
+        """Take a sample if it is time to, in small steps, between which `document` may be called.
+
+        To be done every second or so.
+        """
+        now_ms = clock_ms()
+        if now_ms < self._next_ms:
+            return
+        # From one due time to the next, so that late ticks do not stretch the ten minutes.
+        due_ms = self._next_ms or now_ms
+        self._next_ms = max(due_ms + HISTORY_INTERVAL_MS, now_ms + HISTORY_INTERVAL_MS / 2)
         highest: Largest[tuple[SensorKey, Series]] = Largest(MAX_SERIES)
         for meter, measured in self._readings(clock_ms):
             key = meter.entity, meter.kind

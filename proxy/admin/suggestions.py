@@ -249,7 +249,7 @@ def _rate(rate: float) -> str:
     return f"{size_text(rate, 3, 'TiB')}/s"
 
 
-async def suggestions_answer(request: web.Request, parts: AdminParts) -> web.Response:
+async def suggestions_answer(parts: AdminParts, request: web.Request) -> web.Response:
     """Answer by the rules in force, of what usage records say."""
     (since, since_s), page, now_s = parse_since(request), page_of(request), time.time()
     if parts.observe is None:
