@@ -299,36 +299,29 @@ CONNECTION = Model[ConnectionRow](
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows that belong together, at least one: of one client, or of what several share."""
+RowGroup = Sequence[SensorRow]
+"""Rows that belong together, at least one: of one client, or of what several share."""
 
-    rows: Sequence[SensorRow]
 
-    def urgency(self, now_ms: float) -> tuple[bool, float]:
-        """Return what puts throttled ones above the others, then those closer to their bound."""
-        is_throttled = any(row.meter.is_throttled for row in self.rows)
-        return is_throttled, max(row.share(now_ms) for row in self.rows)
+def _group_urgency(group: RowGroup, now_ms: float) -> tuple[bool, float]:
+    """Return what puts throttled ones above the others, then those closer to their bound."""
+    return any(row.meter.is_throttled for row in group), max(row.share(now_ms) for row in group)
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """What a walk has it by."""
-        return min((row.meter.entity, str(row.meter.kind)) for row in self.rows)
 
-    @property
-    def client(self) -> ClientIdentity | None:
-        """The only client; None if several share the quotas, or all have left."""
-        counts = [row.client_count for row in self.rows]
-        return self.rows[counts.index(1)].clients[0] if max(counts) == 1 else None
+def _group_key(group: RowGroup) -> tuple[str, str]:
+    """Return what a walk has a group by."""
+    return min((row.meter.entity, str(row.meter.kind)) for row in group)
 
-    @property
-    def has_left(self) -> bool:
-        """Whether none of its clients is connected any more."""
-        return not any(row.client_count for row in self.rows)
 
-    def in_order(self) -> list[SensorRow]:
-        """Return the rows in an order that stays while figures change."""
-        return sorted(self.rows, key=attrgetter("meter.kind", "meter.entity"))
+def _only_client(group: RowGroup) -> ClientIdentity | None:
+    """Return the only client; None if several share the quotas, or all have left."""
+    counts = [row.client_count for row in group]
+    return group[counts.index(1)].clients[0] if max(counts) == 1 else None
+
+
+def _has_left(group: RowGroup) -> bool:
+    """Return whether none of its clients is connected any more."""
+    return not any(row.client_count for row in group)
 
 
 def _counts(meters: Sequence[Meter], now_ms: float) -> dict[str, int]:
@@ -360,17 +353,17 @@ class FoundRows:
 
     def add(self, group: RowGroup, now_ms: float) -> None:
         """Count rows that belong together, and their clients if these have left."""
-        for name, number in _counts([row.meter for row in group.rows], now_ms).items():
+        for name, number in _counts([row.meter for row in group], now_ms).items():
             self.sensors[name] += number
-            self.clients[name] += number > 0 and group.has_left
-        self.clients["left"] += group.has_left
+            self.clients[name] += number > 0 and _has_left(group)
+        self.clients["left"] += _has_left(group)
 
     def add_connected(
         self, quotas: QuotaManager, is_visitor: Callable[[ClientIdentity], bool], now_ms: float
     ) -> Iterator[None]:
         """Count the connected clients, one in each step, and those of the groups."""
-        self.clients["shown"] += sum(group.has_left for group in self.groups)
-        sensors = {row.meter.name for group in self.groups for row in group.rows}
+        self.clients["shown"] += sum(map(_has_left, self.groups))
+        sensors = {row.meter.name for group in self.groups for row in group}
         for client in quotas.clients():
             meters = () if is_visitor(client) else quotas.sensors_of(client)
             for name, number in _counts(meters, now_ms).items():
@@ -429,14 +422,14 @@ class ClientDocuments:
         found, shares, clock_ms = FoundRows(), BudgetShares(), self._clock_ms
         # The other rows are not kept: that many at once would bring on Python's full collections.
         shown = PagedRows[RowGroup](
-            page, attrgetter("key"), lambda group: group.urgency(clock_ms())
+            page, _group_key, lambda group: _group_urgency(group, clock_ms())
         )
         for rows in row_groups(self._quotas, clock_ms, shares):
             if rows and not self._is_visitor(rows[0].meter.used_by):
-                found.add(RowGroup(rows), clock_ms())
-            for each in (rows,) if by_client else ((row,) for row in rows):
+                found.add(rows, clock_ms())
+            for each in [rows] if by_client else [[row] for row in rows]:
                 if any(_has(row, text) for row in each):
-                    shown.add(RowGroup(each))
+                    shown.add(each)
             yield None
         found.groups, found.next = shown.rows(), shown.next()
         budgets = shares.rows(self._quotas.table.budgets, self._quotas.by_name)
@@ -466,15 +459,15 @@ class ClientDocuments:
         for group in groups:
             about: Document = {}
             if by_client:
-                about = {"group": ", ".join(group.key), "shares": self._shares(group)}
-            for row in group.in_order():
+                about = {"group": ", ".join(_group_key(group)), "shares": self._shares(group)}
+            for row in sorted(group, key=attrgetter("meter.kind", "meter.entity")):
                 charted = {} if history is None else {"history": history.document(row.meter)}
                 yield row, {**about, **charted}
 
     def _shares(self, group: RowGroup) -> list[Document]:
         """Return the quotas that the only client of a group shares with others."""
-        client = group.client
-        own = {row.meter.name for row in group.rows}
+        client = _only_client(group)
+        own = {row.meter.name for row in group}
         return [
             {"quota": str(each.kind), "entity": each.entity, "throttled": each.is_throttled}
             for each in (() if client is None else self._quotas.sensors_of(client))
