@@ -45,8 +45,6 @@ class MemberDocuments:
     """By their names, the leader's first."""
     page: Page
     """Of a list that is as long as the request says."""
-    tier: Document | None = None
-    """What is known of the tier."""
 
     def merged(self, table: Sequence["Part"]) -> dict[str, Any]:
         """Return one document; what no part of the table gives is the first member's.
@@ -225,8 +223,8 @@ def _figures(told: MemberDocuments) -> Document:
     return {"members": members}
 
 
-def _tier(told: MemberDocuments) -> Document:
-    """Return what is wrong at any member, and what is known of the tier."""
+def _readiness(told: MemberDocuments) -> Document:
+    """Return what is wrong at any member."""
     reported = told.by_member.items()
     reasons = [
         f"member {name}: {why}" for name, each in reported if (why := each["not_ready_reason"])
@@ -237,7 +235,6 @@ def _tier(told: MemberDocuments) -> Document:
         "ready": not reasons,
         "not_ready_reason": "; ".join(reasons) or None,
         "warning": "; ".join(dict.fromkeys(warnings)) or None,
-        **({} if told.tier is None else {"tier": told.tier}),
     }
 
 
@@ -310,7 +307,7 @@ TABLES: Mapping[str, Sequence[Part]] = {
         rows("certificates", itemgetter("section", "file"), **_SHORT),
         rows("queries", urgency=query_urgency, most=MAX_QUERY_SUMMARIES),
         rows("pipelines", urgency=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
-        _tier,
+        _readiness,
         _figures,
     ),
     "/v1/clients": (values(total=sum), *_CLIENTS),

@@ -132,8 +132,9 @@ class TierAnswers:
             page = connection_page(request, in_tier=True)
         elif path in LISTS:
             page = page_of(request)
-        tier = self._tier.document() if path == "/v1/status" else None
         asked = self._members.asked_for(request)
+        known = self._tier.document() if path == "/v1/status" else None
+        more = {} if known is None else {"tier": known}
         async with self._long_answers:
             answers = await self._members.ask_all(asked, Question.of(request))
             if answers.first.status == HTTPStatus.NOT_FOUND and answers.missing and not answers.ok:
@@ -143,7 +144,7 @@ class TierAnswers:
             if not answers.ok:
                 return forwarded(answers.first)
             # A thread: what ten members have to say takes some milliseconds each.
-            body = await asyncio.to_thread(_merged_body, answers, TABLES[path], page, tier)
+            body = await asyncio.to_thread(_merged_body, answers, TABLES[path], page, more)
         return long_answer(body, JSON_HEADERS)
 
     async def _get_any(self, request: web.Request) -> web.StreamResponse:
@@ -287,13 +288,14 @@ class TierAnswers:
             _log.error("a change is not kept in the state's audit", problem=why, what=changes)
 
 
-def _merged_body(
-    answers: Answers, table: Sequence[Part], page: Page, tier: Document | None
-) -> bytes:
-    """Return the merged document as JSON. Raises ApiError with 503 when none is understood."""
+def _merged_body(answers: Answers, table: Sequence[Part], page: Page, more: Document) -> bytes:
+    """Return the merged document, and more fields, as JSON.
+
+    Raises ApiError with 503 when no member is understood.
+    """
 
     def merge(documents: Mapping[str, Document]) -> dict[str, Any]:
-        return MemberDocuments(documents, page, tier).merged(table)
+        return MemberDocuments(documents, page).merged(table)
 
     def fits(name: str, document: Document) -> bool:
         try:
@@ -314,7 +316,7 @@ def _merged_body(
             missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
         raise no_member_answers(missing)
-    merged = merge(documents)
+    merged = {**merge(documents), **more}
     about: dict[str, dict[str, Any]] = {
         reply.member: {"alive": True, "answers": True} for reply in answers.replies
     }
