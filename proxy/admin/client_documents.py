@@ -8,7 +8,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from metrics import WindowedSum
-from metrics.clock import MS_PER_SECOND
+from metrics.clock import MS_PER_SECOND, in_seconds
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import UNKNOWN, Column, Model, Moment, iso, picked, rounded
@@ -38,10 +38,6 @@ def _seconds(ms: float) -> float:
 
 def _left_s(until_ms: float | None, now: Moment) -> float | None:
     return None if until_ms is None else _seconds(max(until_ms - now.now_ms, 0.0))
-
-
-def _age_s(row: ConnectionRow, now: Moment) -> float:
-    return max(now.now_ms - row.began_ms, 0.0) / MS_PER_SECOND
 
 
 def _in_minute(counted: WindowedSum | None, now: Moment) -> tuple[int, float]:
@@ -275,8 +271,8 @@ CONNECTION = Model[ConnectionRow](
     {
         "id": "number",
         "address": "ip",
-        "since": lambda row, now: iso(now.now_s - _age_s(row, now)),
-        "age_s": lambda row, now: round(_age_s(row, now), 1),
+        "since": lambda row, now: iso(now.at_s(row.began_ms)),
+        "age_s": lambda row, now: rounded(in_seconds(now.now_ms - row.began_ms)),
         "received_rate": lambda row, _: rounded(row.received_rate),
         "sent_rate": lambda row, _: rounded(row.sent_rate),
         "held": lambda row, now: row.hold and HOLD.document(row.hold, now),

@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4263, 2350),
     "proxy/onboarding": Budget(969, 700),
     "proxy/queries": Budget(817, 650),
-    "proxy/admin": Budget(6224, 4250),
+    "proxy/admin": Budget(6220, 4250),
     "proxy/config": Budget(2578, 2150),
     "proxy/relay": Budget(6821, 4300),
     "proxy/usage": Budget(997, 980),
