@@ -35,11 +35,6 @@ _BY_CLIENT = ("user", "client_id", "rule", "topic", "direction")
 _Rates = dict[tuple[str, str], dict[str, Any]]
 """By key and direction: percentiles, the peak, and of how many rates."""
 _KEPT = StorageLevel.MEMORY_AND_DISK
-_AS_THEY_ARE = (
-    *("read_bytes", "clients", "requests", "connections", "sampled_bytes", "hashed"),
-    *("first_day", "last_day"),
-)
-"""What has one name in a row of sums and in Usage, and is not rounded."""
 _ADDED = ("requests", "connections", "held_seconds", "would_be_seconds", "sampled_bytes", "hashed")
 
 
@@ -298,7 +293,8 @@ def _percentiles(sketches: DataFrame, key: str) -> _Rates:
 
 
 def _usage_of(row: Row, name: str, rates: _Rates, has_weeks: bool) -> Usage:
-    figures: dict[str, Any] = {"busy_seconds": 0}
+    known = {field: row[field] for field in Usage._fields if field in row}
+    figures = {**known, "team": name, "busy_seconds": 0}
     for direction in READ_WRITE:
         found = {"peak": row[f"{direction}_peak"], **rates.get((name, direction), {})}
         peak = found["peak"]
@@ -310,15 +306,10 @@ def _usage_of(row: Row, name: str, rates: _Rates, has_weeks: bool) -> Usage:
     growth = None
     if has_weeks and row["week_1"]:
         growth = round(100 * ((row["week_0"] or 0) / row["week_1"] - 1), 1)
-    return Usage(
-        name,
-        written_bytes=row["write_bytes"],
-        growth_percent=growth,
-        held_seconds=round(row["held_seconds"], 3),
-        would_be_held_seconds=round(row["would_be_seconds"], 3),
-        **{each: row[each] for each in _AS_THEY_ARE},
-        **figures,
-    )
+    figures["written_bytes"] = row["write_bytes"]
+    figures["held_seconds"] = round(row["held_seconds"], 3)
+    figures["would_be_held_seconds"] = round(row["would_be_seconds"], 3)
+    return Usage(**figures, growth_percent=growth)
 
 
 def _teams(found: list[Usage], teams: Teams | None) -> list[Usage]:
