@@ -179,7 +179,8 @@ class RunningPipelines:
         """Record that a client has written the records from `start` up to `end`."""
         stage = self._stage_of(client_id)
         if stage is not None and topic in stage.settings.produces:
-            self._registry.appended(topic, partition, end, now_ms)
+            for reader in self._registry.readers_of(topic, partition):
+                reader.record_high_watermark(end, now_ms)
             written = TopicRange(topic, partition, start, end)
             self.running[stage.pipeline].wrote(stage, written, now_ms)
 

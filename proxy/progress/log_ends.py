@@ -139,12 +139,15 @@ class LogEnds:
         offsets_per_s: float,
     ) -> None:
         """Ask a leader, a slice at a time. Raises UpstreamError when that is not possible."""
-        record = {LATEST: self._registry.log_end, EARLIEST: self._registry.log_start}
         for start in range(0, len(partitions), SLICE):
             some = partitions[start : start + SLICE]
             for timestamp in timestamps:
                 async for partition, offset in self._offsets(leader, some, timestamp):
-                    record[timestamp](*partition, offset, clock_ms())
+                    for reader in self._registry.readers_of(*partition):
+                        if timestamp == LATEST:
+                            reader.record_lookup_end(offset, clock_ms(), client_saw_it=False)
+                        else:
+                            reader.log.record_start(offset)
                 await asyncio.sleep(len(some) / offsets_per_s)
 
     async def _offsets(

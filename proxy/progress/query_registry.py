@@ -464,32 +464,18 @@ class QueryRegistry:
                 if each.log.end_ms <= due_ms:
                     yield self._seek(each)
 
-    def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
-        """Record a log end (read_uncommitted) that the proxy has looked up."""
-        for each in self._each(topic, partition):
-            each.record_lookup_end(offset, now_ms, client_saw_it=False)
-
-    def appended(self, topic: str, partition: int, end: int, now_ms: float) -> None:
-        """Record up to where a client has written; a lower end than is known is left out."""
-        for each in self._each(topic, partition):
-            each.record_high_watermark(end, now_ms)
-
-    def log_start(self, topic: str, partition: int, offset: int, _now_ms: float) -> None:
-        """Record a log start that the proxy has looked up."""
-        for each in self._each(topic, partition):
-            each.log.record_start(offset)
-
-    def _seek(self, partition: PartitionProgress) -> TopicPartition:
-        """Return its key; keep who reads it, so that what is learned finds it at once."""
-        self._readers.setdefault(partition.key, set()).add(partition)
-        return partition.key
-
-    def _each(self, topic: str, partition: int) -> list[PartitionProgress]:
+    def readers_of(self, topic: str, partition: int) -> list[PartitionProgress]:
+        """Return the partition as each query reads it that reads it."""
         key = (topic, partition)
         readers = self._readers.get(key)
         if readers is None:
             return [query.partitions[key] for query in self.queries if key in query.partitions]
         return [each for each in readers if not each.is_dropped]
+
+    def _seek(self, partition: PartitionProgress) -> TopicPartition:
+        """Return its key; keep who reads it, so that what is learned finds it at once."""
+        self._readers.setdefault(partition.key, set()).add(partition)
+        return partition.key
 
     # The consumer groups of queries
 

@@ -138,10 +138,18 @@ class Book:
     def stale(self, _now_ms: float) -> list[tuple[str, int]]:
         return self.partitions()
 
-    def log_end(self, _topic: str, _partition: int, offset: int, _now_ms: float) -> None:
-        self.end = offset
+    def readers_of(self, _topic: str, _partition: int) -> "list[Book]":
+        return [self]
 
-    def log_start(self, _topic: str, _partition: int, offset: int, _now_ms: float) -> None:
+    @property
+    def log(self) -> "Book":
+        return self
+
+    def record_lookup_end(self, end: int, _now_ms: float, *, client_saw_it: bool) -> None:
+        assert not client_saw_it
+        self.end = end
+
+    def record_start(self, offset: int) -> None:
         self.start = offset
 
     def due_commits(self) -> dict[str, dict[tuple[str, int], int]]:

@@ -44,13 +44,24 @@ class Book:
     def stale(self, _now_ms: float) -> list[Partition]:
         return self.stale_ones
 
-    def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
-        assert self.began_ms <= now_ms <= time.monotonic() * 1000
-        self.ends[topic, partition] = offset
+    def readers_of(self, topic: str, partition: int) -> "list[BookReader]":
+        return [BookReader(self, (topic, partition))]
 
-    def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
-        assert self.began_ms <= now_ms <= time.monotonic() * 1000
-        self.starts[topic, partition] = offset
+
+class BookReader:
+    """Notes what is told of one partition."""
+
+    def __init__(self, book: Book, key: Partition) -> None:
+        self.book, self.key = book, key
+        self.log = self
+
+    def record_lookup_end(self, end: int, now_ms: float, *, client_saw_it: bool) -> None:
+        assert self.book.began_ms <= now_ms <= time.monotonic() * 1000
+        assert not client_saw_it
+        self.book.ends[self.key] = end
+
+    def record_start(self, offset: int) -> None:
+        self.book.starts[self.key] = offset
 
 
 def asking(book: Book, *addresses: tuple[str, int]) -> LogEnds:

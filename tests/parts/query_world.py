@@ -45,3 +45,11 @@ def configured(*names: str, **more: Any) -> ProgressSettings:
         QuerySettings(name=name, client_id=name, commit_group=f"{name}-progress") for name in names
     )
     return ProgressSettings(queries=queries, **more)
+
+
+def learn_end(
+    registry: QueryRegistry, topic: str, partition: int, offset: int, now_ms: float
+) -> None:
+    """Have all readers of a partition know a log end that the proxy has looked up."""
+    for each in registry.readers_of(topic, partition):
+        each.record_lookup_end(offset, now_ms, client_saw_it=False)

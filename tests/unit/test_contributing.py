@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 sys.path.append(str(Path(__file__).parents[1]))  # as a script it has no conftest.py
 
 from parts.instrument_rows import InstrumentRow, rows_of
-from parts.query_world import configured
+from parts.query_world import configured, learn_end
 from parts.reports import ReportingDriver, batch_document, parsed
 
 from metrics import Instruments, MemberInstruments, UsageInstruments
@@ -67,7 +67,7 @@ def _progress() -> ProgressCollector:
     ):
         accepted = all_of(queries.accepting(parsed(report), 0.0, 0.0))
     accepted.query.advise(EventKind.INTERVAL, "another one", 0.0)
-    queries.log_end("orders", 0, 9, 0.0)
+    learn_end(queries, "orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)
 
 

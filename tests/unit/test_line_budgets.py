@@ -30,10 +30,10 @@ BUDGETS = {
     "proxy/config": Budget(2578, 2150),
     "proxy/relay": Budget(6821, 4300),
     "proxy/usage": Budget(997, 980),
-    "proxy/pipeline": Budget(3091, 2700),
+    "proxy/pipeline": Budget(3092, 2700),
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5613, 3100),
-    "proxy/progress": Budget(3649, 2950),
+    "proxy/progress": Budget(3638, 2950),
     "proxy/state": Budget(2198, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5396, 4430

@@ -9,6 +9,7 @@ import heapq
 import math
 from collections.abc import Callable
 
+from parts.query_world import learn_end
 from parts.reports import batch_document, source_document
 from wired_world import SECOND_MS, WiredWorld
 
@@ -244,7 +245,7 @@ class Plant:
     def _ask_log_ends(self) -> None:
         for log in self.logs.values():
             for part, end in log.ends.items():
-                self.world.registry.log_end(log.topic, part, end, self.world.now_ms)
+                learn_end(self.world.registry, log.topic, part, end, self.world.now_ms)
 
 
 def _of(ends: dict[tuple[str, int], int], topic: str) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 import json
 
+from parts.query_world import learn_end
 from progress_world import FOREIGN, Client, uuid
 
 from proxy.admin.document_models import Moment
@@ -114,9 +115,10 @@ def test_log_ends_of_the_poll_reach_all_who_read_the_partition(world, driver):
     world.known.add("late")
     world.driver(name="late", query_id=FOREIGN, sender=uuid("s2")).batch(None, 5)
     assert set(world.registry.partitions()) == {("t", 0)}
-    world.registry.log_end("t", 0, 50, world.now_ms)
-    world.registry.log_start("t", 0, 3, world.now_ms)
-    world.registry.log_end("nobody", 0, 50, world.now_ms)
+    learn_end(world.registry, "t", 0, 50, world.now_ms)
+    for each in world.registry.readers_of("t", 0):
+        each.log.record_start(3)
+    learn_end(world.registry, "nobody", 0, 50, world.now_ms)
     for client_id in ("orders", "late"):
         part = world.part(client_id=client_id)
         assert (part.log.high_watermark, part.log.log_start_offset) == (50, 3)

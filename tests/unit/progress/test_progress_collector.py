@@ -1,6 +1,7 @@
 """What Prometheus reads of progress."""
 
 import pytest
+from parts.query_world import learn_end
 from parts.reports import batch_document
 from progress_world import Client, uuid
 from prometheus_client import CollectorRegistry, generate_latest
@@ -150,7 +151,7 @@ def test_what_exceeds_the_bound_is_added_up_under_other(world):
     driver.batch(None, {n: 10 * n for n in range(5)})
     for partition, end in enumerate((100, 100, 100, 200, 0)):
         world.wait(1000)
-        world.registry.log_end("t", partition, end, world.now_ms)
+        learn_end(world.registry, "t", partition, end, world.now_ms)
     found = scrape(world, max_label_sets=2)
     other = ("other", "other", "other")
     assert set(found["partition_lag"]) == {("0", "orders", "t"), ("1", "orders", "t"), other}

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parts.query_world import learn_end
 from parts.reports import batch_document
 from progress_world import FOREIGN, Client, Driver, ProgressWorld, configured, uuid
 
@@ -283,7 +284,7 @@ def test_an_end_beyond_the_log_is_a_lie_when_the_driver_was_told_the_log_end(wor
 
 
 def test_it_is_not_when_nobody_was_told(world, driver):
-    world.registry.log_end("t", 0, 100, world.now_ms)
+    learn_end(world.registry, "t", 0, 100, world.now_ms)
     driver.batch(10, 101)
     assert world.part().committed_to == 101
 
@@ -311,7 +312,7 @@ def test_a_report_that_was_refused_does_not_stop_the_partition_for_ever(world, d
     assert driver.refused(100, 5) == "impossible"  # nothing said yet that the log is another one
     assert driver.refused(5, 8) == "repeated"
     for _ in range(2):
-        world.registry.log_end("t", 0, 9, world.now_ms)
+        learn_end(world.registry, "t", 0, 9, world.now_ms)
         world.wait(1000)
     driver.batch(8, 9)
     assert world.part().committed_to == 9
@@ -506,7 +507,7 @@ def test_an_end_may_be_the_older_the_longer_its_query_is_silent(
 ):
     driver.batch(10, 20)
     began_ms = world.now_ms
-    world.registry.log_end("t", 0, 100, began_ms + silent_ms - age_ms)
+    learn_end(world.registry, "t", 0, 100, began_ms + silent_ms - age_ms)
     stale = set(world.registry.stale(began_ms + silent_ms))
     assert stale == ({("t", 0)} if is_stale else set())
 
@@ -516,7 +517,7 @@ def test_what_passes_and_what_was_looked_up_makes_an_end_recent(world, driver):
     assert set(world.registry.stale(world.now_ms)) == {("t", 0), ("t", 1)}
     Client(world).read(20, end=25)
     assert set(world.registry.stale(world.now_ms)) == {("t", 1)}
-    world.registry.log_end("t", 1, 5, world.now_ms)  # a lower one is left out, but was learned
+    learn_end(world.registry, "t", 1, 5, world.now_ms)  # a lower one is left out, but was learned
     assert set(world.registry.stale(world.now_ms)) == set()
     assert set(world.registry.partitions()) == {("t", 0), ("t", 1)}
 
@@ -540,7 +541,7 @@ def test_an_end_is_told_to_every_query_that_reads_the_partition(world, driver):
         (world.registry.partitions, lambda: world.registry.stale(world.now_ms)), 30
     ):
         assert set(ask()) == {("t", 0)}
-        world.registry.log_end("t", 0, end, world.now_ms)
+        learn_end(world.registry, "t", 0, end, world.now_ms)
         ends = [world.part(client_id=each).log.high_watermark for each in ("orders", "other")]
         assert ends == [end, end]
         world.now_ms += MIN_END_AGE_MS
@@ -551,14 +552,14 @@ def test_what_a_query_has_let_go_of_is_told_nothing(world, driver):
     gone = world.part()
     list(world.registry.partitions())
     world.query().revoke(gone, "as a test", world.now_ms)
-    world.registry.log_end("t", 0, 100, world.now_ms)
+    learn_end(world.registry, "t", 0, 100, world.now_ms)
     assert gone.log.high_watermark is None
 
 
 def test_what_comes_and_goes_during_a_sweep_disturbs_no_others(world):
     world.driver().batch(None, dict.fromkeys(range(4), 10))
     for partition in range(4):
-        world.registry.log_end("t", partition, 50, world.now_ms)
+        learn_end(world.registry, "t", partition, 50, world.now_ms)
     list(world.registry.sweeping(world.now_ms))
     (query,) = world.registry.queries
     sweep = world.registry.sweeping(world.now_ms + STUCK_AFTER_MS)

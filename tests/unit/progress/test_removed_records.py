@@ -33,7 +33,8 @@ def report(driver, start, end, *, rows):
 
 def remove(world, below):
     """Let the broker remove what is below an offset, and the proxy look the log start up."""
-    world.registry.log_start("t", 0, below, world.now_ms)
+    for each in world.registry.readers_of("t", 0):
+        each.log.record_start(below)
 
 
 def test_what_was_delivered_is_not_lost_before_its_batch_is_reported(world, driver):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from parts.member_world import Tier
+from parts.query_world import learn_end
 from parts.reports import ReportingDriver, batch_document, uuid
 
 from proxy.progress.report import ALL_QUERIES
@@ -52,7 +53,7 @@ async def test_a_report_of_one_partition_takes_few_calls(name, most_calls, most_
     await report("started", trigger={"kind": "processing_time", "interval_ms": 1000})
     member.fetch(name, "t", 10 * BATCHES)
     for number in range(BATCHES):
-        member.registry.log_end("t", 0, 10 * BATCHES, 0.0)
+        learn_end(member.registry, "t", 0, 10 * BATCHES, 0.0)
         start = 10 * number
         batch = batch_document(number, start, start + 10, rows=10, took_ms=500)
         work = report("progress", batch=batch)
