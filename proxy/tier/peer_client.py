@@ -64,10 +64,6 @@ class LateError(PeerError):
     """A member has not answered in time."""
 
 
-class BrokenError(PeerError):
-    """The connection to a member broke before it answered."""
-
-
 class AwayError(PeerError):
     """Nobody listens at a member's port."""
 
@@ -140,6 +136,4 @@ class PeerClient:
             raise (AwayError if is_away else PeerError)(to.name, why, was_sent=False) from None
         # RuntimeError: all connections were closed meanwhile.
         except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
-            is_broken = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
-            why = f"it broke off: {error or type(error).__name__}"
-            raise (BrokenError if is_broken else PeerError)(to.name, why) from None
+            raise PeerError(to.name, f"it broke off: {error or type(error).__name__}") from None

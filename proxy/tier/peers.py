@@ -5,6 +5,7 @@ import json
 import math
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -21,7 +22,6 @@ from proxy.tier.peer_client import (
     LONG_S,
     RECORDS_PATH,
     AwayError,
-    BrokenError,
     PeerClient,
     PeerError,
     Target,
@@ -38,8 +38,8 @@ SILENT_AFTER_S = 2.0
 this process stood still beyond PEER_TIMEOUT_S does not count."""
 
 LOOK_AGAIN_S, LOOKS = 0.05, 20
-"""After a connection to a member broke: between two looks whether it lives, and how many. Its
-port may stay open for a moment."""
+"""Between two looks at a member whose connection broke, and how many: its port may stay open for a
+moment."""
 
 _log = get_logger(__name__)
 
@@ -49,9 +49,9 @@ class PeerTasks:
 
     def __init__(self, subject: str) -> None:
         self._subject = subject
-        self.running: dict[str, asyncio.Task[None]] = {}
+        self.running: dict[str, asyncio.Task[Any]] = {}
 
-    def start(self, member: str, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, member: str, work: Coroutine[Any, Any, object]) -> None:
         """Begin the task of a member that has none."""
         task = self.running[member] = asyncio.create_task(work)
         task.add_done_callback(partial(self._ended, member))
@@ -60,7 +60,7 @@ class PeerTasks:
         """Cancel all, and return when they have ended."""
         await end_tasks(self.running.values())
 
-    def _ended(self, member: str, task: asyncio.Task[None]) -> None:
+    def _ended(self, member: str, task: asyncio.Task[Any]) -> None:
         del self.running[member]
         if not task.cancelled() and (error := task.exception()) is not None:
             text = f"unexpected error about {self._subject}"
@@ -136,38 +136,30 @@ class Peers:
         await self._ask("POST", member, RECORDS_PATH, {"records": rows, "owed": owed})
 
     async def _until_broken(self, name: str) -> None:
-        """Return when a member has ended in order, or some time has passed; find out its death."""
-        try:
+        """Follow a member for LONG_S, or until it ends; then find out whether it has died."""
+        with suppress(PeerError):
             await self._ask("GET", name, LONG_ALIVE_PATH, limit_s=LONG_S + PEER_TIMEOUT_S)
-        except (BrokenError, AwayError):
-            await self._find_out(name)
-        except PeerError as error:
-            _log.debug("member is not followed", member=name, error=str(error))
-
-    async def _find_out(self, name: str) -> None:
-        """Look again until a member answers, or nobody listens there: then it is silent."""
         for _ in range(LOOKS):
-            try:
-                await self._look(name)
-            except AwayError:
-                self._heard(name, math.inf)
-                self._judge()
+            if await self._poll(name):
                 return
-            except PeerError:
-                await asyncio.sleep(LOOK_AGAIN_S)
-            else:
-                return
+            await asyncio.sleep(LOOK_AGAIN_S)
 
-    async def _poll(self, name: str) -> None:
+    async def _poll(self, name: str) -> bool:
+        """Ask a member whether it lives; return whether that is known.
+
+        Where nobody listens it is dead, and silent at once.
+        """
         try:
-            await self._look(name)
+            await self._ask("GET", name, ALIVE_PATH)
+        except AwayError:
+            self._heard(name, math.inf)
+            self._judge()
         except PeerError as error:
             _log.debug("member does not answer", member=name, error=str(error))
-
-    async def _look(self, name: str) -> None:
-        """Ask a member whether it lives. Raises PeerError."""
-        await self._ask("GET", name, ALIVE_PATH)
-        self._heard(name, 0.0)
+            return False
+        else:
+            self._heard(name, 0.0)
+        return True
 
     def _heard(self, name: str, ago_s: float) -> None:
         if name in self._unheard_s:  # it may have left the tier meanwhile
