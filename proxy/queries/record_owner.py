@@ -2,41 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from proxy.backpressure import backpressure_record
 from proxy.pipeline.ledger import LEDGER_RECORDS
 from proxy.pipeline.nodes import FLOW_RECORDS
 from proxy.progress.progress_records import FORMAT as PROGRESS
 from proxy.progress.progress_records import ReadRecords, read_records
-from proxy.progress.query_registry import Owns, owns_all
+from proxy.progress.query_registry import Owns
 from proxy.state import Record, Store
 from proxy.state.journal import key_parts
 from proxy.state.store import SEPARATOR
 
+RECORDS_OF_CLIENTS = PROGRESS.namespace, backpressure_record.BOUND_RECORDS.namespace
+RECORDS_OF_PIPELINES = FLOW_RECORDS.namespace, LEDGER_RECORDS["root"].namespace
+"""What a client, or a pipeline, has, by what the keys begin with: its id, or name, comes next.
 
-class OwnerKind(StrEnum):
-    """What a record belongs to."""
-
-    CLIENT = "client"
-    PIPELINE = "pipeline"
-
-
-OWNED_RECORDS = {
-    PROGRESS.namespace: OwnerKind.CLIENT,
-    backpressure_record.BOUND_RECORDS.namespace: OwnerKind.CLIENT,
-    FLOW_RECORDS.namespace: OwnerKind.PIPELINE,
-    LEDGER_RECORDS["root"].namespace: OwnerKind.PIPELINE,
-}
-"""What a client or a pipeline has, by what the keys begin with."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordOwner:
-    """A client by its id, or a pipeline by its name."""
-
-    kind: OwnerKind
-    name: str
+In progress that an earlier program wrote that is the label of the query: see `read_owned`.
+"""
+ALL_OWNED_RECORDS = RECORDS_OF_CLIENTS + RECORDS_OF_PIPELINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +39,9 @@ class OwnedBeside:
         return self.owns.pipeline(name) and self.other.pipeline(name) is self.is_others
 
 
-def owner_of(key: str) -> RecordOwner | None:
-    """Return whose the record of a key is; None: it concerns all members, as overrides do.
-
-    Of progress that an earlier program wrote it is the label of the query, in the place of its
-    client id: see `read_owned`.
-    """
-    namespace, name, *_ = (*key_parts(key), "")
-    kind = OWNED_RECORDS.get(namespace)
-    return RecordOwner(kind, name) if kind is not None else None
+def concerns_all(key: str) -> bool:
+    """Return whether the record of a key is of no client and no pipeline, as an override."""
+    return key_parts(key)[0] not in ALL_OWNED_RECORDS
 
 
 OwnedRecords = dict[str, list[Record]]
@@ -80,20 +57,17 @@ def read_owned(
     configured query may have another one now. Records of progress that cannot be read are those of
     the client that their key names. Raises StateError.
     """
-    progress = read_records(store.items(PROGRESS.prefix))
-    others = [each for each in OWNED_RECORDS if each != PROGRESS.namespace]
-    records = {each: store.items(each + SEPARATOR) for each in others}
-    if owns is owns_all:
-        return progress, records
     mine: ReadRecords = {}
-    for key, said in progress.items():
+    for key, said in read_records(store.items(PROGRESS.prefix)).items():
         client_id = key_parts(key)[1]
         if not isinstance(said, str):
             client_id = client_of(said.label, said.client_id)
         if owns.client(client_id):
             mine[key] = said
-    has = {OwnerKind.CLIENT: owns.client, OwnerKind.PIPELINE: owns.pipeline}
-    for namespace, found in records.items():
-        is_owned = has[OWNED_RECORDS[namespace]]
+    records: OwnedRecords = {}
+    others = (each for each in ALL_OWNED_RECORDS if each != PROGRESS.namespace)
+    for namespace in others:
+        is_owned = owns.client if namespace in RECORDS_OF_CLIENTS else owns.pipeline
+        found = store.items(namespace + SEPARATOR)
         records[namespace] = [record for record in found if is_owned(key_parts(record.key)[1])]
     return mine, records

@@ -16,11 +16,11 @@ from typing import Self
 from structlog import get_logger
 
 from proxy.config import Config
-from proxy.queries.record_owner import OwnerKind, owner_of
+from proxy.queries.record_owner import RECORDS_OF_CLIENTS, RECORDS_OF_PIPELINES
 from proxy.quota.entities import FORESEEN_KINDS, TRAFFIC_KINDS, ClientIdentity
 from proxy.quota.rules import Rule, RuleTable
 from proxy.state import Record, SlotStore, StateError, Store
-from proxy.state.store import SEPARATOR
+from proxy.state.journal import key_parts
 from proxy.tier.quota_keys import PIPELINE, ClientSet, QuotaKeys
 from proxy.tier.records import COMMON_SLOT, OWED, WATCH
 
@@ -101,15 +101,14 @@ class TierRules:
 
     def slot_of_record(self, key: str) -> int:
         """Return the slot of a record's key; for several threads."""
-        namespace, _, rest = key.partition(SEPARATOR)
-        if namespace in (OWED, WATCH) and rest.isdecimal():
-            return int(rest)
-        owner = owner_of(key)
-        if owner is None:
-            return COMMON_SLOT
-        if owner.kind is OwnerKind.CLIENT:
-            return self.keys.slot_of_query(owner.name)
-        return self.keys.slot_of_pipeline(owner.name)
+        namespace, name, *_ = (*key_parts(key), "")
+        if namespace in (OWED, WATCH) and name.isdecimal():
+            return int(name)
+        if namespace in RECORDS_OF_CLIENTS:
+            return self.keys.slot_of_query(name)
+        if namespace in RECORDS_OF_PIPELINES:
+            return self.keys.slot_of_pipeline(name)
+        return COMMON_SLOT
 
     def read(self, store: Store) -> None:
         """Go by the rules of the tier at once, if there are some. Raises StateError."""

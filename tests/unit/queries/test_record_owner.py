@@ -1,32 +1,11 @@
-"""Whose each record of the state is, told from its key."""
+"""Whose each record of the state is."""
 
-import pytest
 from parts.member_world import Owned
 from parts.reports import uuid
 
 from proxy.progress.progress_records import FORMAT
-from proxy.queries.record_owner import OwnerKind, RecordOwner, owner_of, read_owned
+from proxy.queries.record_owner import read_owned
 from proxy.state import MemoryStore, Record
-
-NAME = "a b/c%d\u00e9"
-QUOTED = "a%20b%2Fc%25d%C3%A9"
-
-
-@pytest.mark.parametrize(
-    ("key", "kind"),
-    [
-        (f"progress/{QUOTED}/t/0", OwnerKind.CLIENT),
-        (f"pressure/{QUOTED}/entity", OwnerKind.CLIENT),
-        (f"flow/{QUOTED}/node", OwnerKind.PIPELINE),
-        (f"ledger/{QUOTED}/root/1", OwnerKind.PIPELINE),
-        (f"quotas/client-id={QUOTED}", None),
-        ("pauses/all", None),
-        ("audit/000000000000001", None),
-        ("watch/written", None),
-    ],
-)
-def test_the_owner_that_a_key_names(key, kind):
-    assert owner_of(key) == (RecordOwner(kind, NAME) if kind is not None else None)
 
 
 def record(label, client_id, key_part):

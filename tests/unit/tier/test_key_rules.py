@@ -12,17 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import load_config
+from proxy.queries.record_owner import concerns_all
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaPause, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
 from proxy.tier.key_rules import (
     KEYS_KEY,
     KeyRules,
+    TierRules,
     client_sets,
     digest_in_force,
     rules_text,
 )
 from proxy.tier.quota_keys import ClientSet
+from proxy.tier.records import COMMON_SLOT
 
 KINDS = [QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE]
 names = st.sampled_from(["a", "ab", "b,c", "ü", "d e"])
@@ -141,6 +144,29 @@ def test_what_a_worker_has_in_force_at_the_start_changes_nothing(tmp_path: Path)
     config = load_config(file)
     in_force = rules_text(RuleTable(config.quota_settings.rules).rules)
     assert KeyRules(in_force, client_sets(config)) == KeyRules.of(config)
+
+
+def test_the_slot_of_a_record_is_that_of_who_has_it(tmp_path: Path):
+    file = tmp_path / "proxy.yaml"
+    file.write_text(yaml.safe_dump(DOCUMENT))
+    rules = TierRules(load_config(file))
+    name, quoted = "a b/c%d\u00e9", "a%20b%2Fc%25d%C3%A9"
+    of_client, of_pipeline = rules.keys.slot_of_query(name), rules.keys.slot_of_pipeline(name)
+    slots = {
+        f"progress/{quoted}/t/0": of_client,
+        f"pressure/{quoted}/entity": of_client,
+        f"flow/{quoted}/node": of_pipeline,
+        f"ledger/{quoted}/root/1": of_pipeline,
+        "owed/7": 7,
+        "watch/7": 7,
+        f"quotas/client-id={quoted}": COMMON_SLOT,
+        "pauses/all": COMMON_SLOT,
+        "audit/000000000000001": COMMON_SLOT,
+        "watch/written": COMMON_SLOT,
+    }
+    assert {key: rules.slot_of_record(key) for key in slots} == slots
+    every = {key for key, slot in slots.items() if slot in (of_client, of_pipeline)}
+    assert {key for key in slots if not concerns_all(key)} == every
 
 
 READ = QuotaKind.CONSUMER_BYTE_RATE
