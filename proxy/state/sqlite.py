@@ -10,9 +10,9 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryDirectory
@@ -29,17 +29,16 @@ _log = get_logger(__name__)
 APPLICATION_ID = 0x4B515072
 """Marks the file as ours in its header (`PRAGMA application_id`): the letters KQPr."""
 
-# Statements that lead from one schema to the next: schema N is what the first N migrations make.
-# Never change one that was released: add another.
+SCHEMA = 1
+"""Of the file (`PRAGMA user_version`). Who changes the table counts on, and mends older files."""
+
 # No ROWID: the table is one tree ordered by key, so a prefix is one range of it.
-MIGRATIONS: Sequence[Sequence[str]] = (
-    (
-        "CREATE TABLE record ("
-        " key TEXT NOT NULL PRIMARY KEY,"
-        " version INTEGER NOT NULL,"
-        " value TEXT NOT NULL"
-        ") WITHOUT ROWID",
-    ),
+TABLE = (
+    "CREATE TABLE record ("
+    " key TEXT NOT NULL PRIMARY KEY,"
+    " version INTEGER NOT NULL,"
+    " value TEXT NOT NULL"
+    ") WITHOUT ROWID"
 )
 
 LAST_CHARACTER = "\U0010ffff"
@@ -97,13 +96,16 @@ class SqliteStore(Store):
             failing.callback(connection.close)
             # Set before the first access, so that SQLite shares no memory and the lock stays.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            schema = _identify(connection, self._name)
+            is_new = _identify(connection, self._name)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             # Fails now, not at the first write, when the file may only be read.
             connection.execute("BEGIN EXCLUSIVE")
+            if is_new:
+                connection.execute(TABLE)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA}")
             connection.execute("COMMIT")
-            migrate(connection, schema)
             connection.execute("SELECT key, value, version FROM record LIMIT 0")
             failing.pop_all()
         self.connection: sqlite3.Connection | None = connection
@@ -176,8 +178,8 @@ def log_of(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def _identify(connection: sqlite3.Connection, path: str) -> int:
-    """Return the number of a file's schema, 0 for an empty file; change nothing.
+def _identify(connection: sqlite3.Connection, path: str) -> bool:
+    """Return whether a file is an empty one; change nothing.
 
     Raises StateError when it is of another program, a newer one, or damaged, and sqlite3.Error when
     it cannot be read.
@@ -188,34 +190,20 @@ def _identify(connection: sqlite3.Connection, path: str) -> int:
     )
     application_id, schema, tables = map(int, connection.execute(query).fetchone())
     if not (application_id or schema or tables):
-        return 0
+        return True
     if application_id != APPLICATION_ID:
         what = f"{path} is a database of another program"
         raise StateError(what, "name another file as state.path")
-    if schema > len(MIGRATIONS):
+    if schema > SCHEMA:
         raise StateError(
             f"{path} was written by a newer version of quota-proxy: its schema is {schema}, "
-            f"this version knows {len(MIGRATIONS)}",
+            f"this version knows {SCHEMA}",
             "start that version, restore a backup, or name another file as state.path",
         )
     (finding,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if finding != "ok":
         raise _damaged(path, finding.splitlines()[-1])
-    return schema
-
-
-def migrate(
-    connection: sqlite3.Connection, schema: int, migrations: Sequence[Sequence[str]] = MIGRATIONS
-) -> None:
-    """Bring the file from `schema` to the newest one. Raises sqlite3.Error: it is as it was."""
-    if schema == len(migrations):
-        return
-    with connection:  # commits, or rolls back after an error
-        connection.execute("BEGIN IMMEDIATE")
-        for statement in chain.from_iterable(migrations[schema:]):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {len(migrations)}")
+    return False
 
 
 def _damaged(path: str, finding: str) -> StateError:

@@ -34,7 +34,7 @@ BUDGETS = {
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5613, 3100),
     "proxy/progress": Budget(3638, 2950),
-    "proxy/state": Budget(2198, 1300),
+    "proxy/state": Budget(2186, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5396, 4430
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxy.state import Record, SqliteStore, StateError
-from proxy.state.sqlite import APPLICATION_ID, MIGRATIONS, migrate
+from proxy.state.sqlite import APPLICATION_ID, SCHEMA
 
 WRITER = """
 import sys
@@ -54,7 +54,7 @@ def test_records_survive_a_restart_in_one_marked_file(path):
     assert [entry.name for entry in path.parent.iterdir()] == ["state.db"]
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-        assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
     with closing(SqliteStore(path)) as store:
         assert store.items("") == [Record("a/b", '{"c":1}', 2)]
 
@@ -125,7 +125,7 @@ DAMAGED = "is damaged: .*\n    fix: restore it from a backup, or move it away"
         (
             _newer,
             "was written by a newer version of quota-proxy: its schema is 99, this version knows "
-            f"{len(MIGRATIONS)}\n    fix: start that version, restore a backup, or",
+            f"{SCHEMA}\n    fix: start that version, restore a backup, or",
         ),
         (Path.mkdir, "cannot be opened for writing: .*\n    fix: let quota-proxy write"),
     ],
@@ -268,29 +268,6 @@ def test_a_killed_process_loses_nothing_that_was_written(path, writes):
     assert log[: len(told)] == told
     assert log == list(range(1, len(log) + 1))
     assert pair == [log[-1]] * 2
-
-
-# Schemas
-
-
-def test_an_older_schema_is_brought_forward_with_its_records(path):
-    connection = sqlite3.connect(path, isolation_level=None)
-    first = ("CREATE TABLE t (a)", "INSERT INTO t VALUES (1)")
-    migrate(connection, 0, (first,))
-    migrate(connection, 1, (first, ("ALTER TABLE t ADD COLUMN b",), ("UPDATE t SET b = a + 1",)))
-    assert connection.execute("SELECT a, b FROM t").fetchall() == [(1, 2)]
-    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
-    connection.close()
-
-
-def test_a_migration_that_fails_leaves_the_file_as_it_was(path):
-    connection = sqlite3.connect(path, isolation_level=None)
-    migrate(connection, 0, (("CREATE TABLE t (a)",),))
-    with pytest.raises(sqlite3.OperationalError):
-        migrate(connection, 1, ((), ("DROP TABLE t",), ("NONSENSE",)))
-    assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-    connection.close()
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000, 0o077])
