@@ -1,6 +1,5 @@
 """How members ask each other, over HTTP at their admin ports."""
 
-import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,10 +59,6 @@ class PeerError(Exception):
         """Whether it has answered the tier lately."""
 
 
-class LateError(PeerError):
-    """A member has not answered in time."""
-
-
 class AwayError(PeerError):
     """Nobody listens at a member's port."""
 
@@ -92,9 +87,8 @@ class PeerClient:
         target: str,
         headers: Mapping[str, str],
         body: bytes | None,
-        limit_s: float,
     ) -> Reply:
-        """Return what a member answers within `limit_s`, whatever it says. Raises PeerError.
+        """Return what a member answers, whatever it says and when. Raises PeerError.
 
         `target` is sent as it is, `body` as JSON; no redirection is followed.
         """
@@ -103,7 +97,7 @@ class PeerClient:
             session = self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),  # ours holds for waiting, too
+                timeout=aiohttp.ClientTimeout(total=None),  # who asks has a limit for all of it
                 auto_decompress=False,
                 trust_env=False,
             )
@@ -114,19 +108,14 @@ class PeerClient:
         url, tls = URL(f"{to.url.rstrip('/')}{target}", encoded=True), self._tls or True
         received = bytearray()
         try:
-            async with (
-                asyncio.timeout(limit_s),
-                session.request(
-                    method, url, headers=own, data=body, allow_redirects=False, ssl=tls
-                ) as response,
-            ):
+            async with session.request(
+                method, url, headers=own, data=body, allow_redirects=False, ssl=tls
+            ) as response:
                 async for piece in response.content.iter_any():
                     received += piece
                     if len(received) > MAX_MEMBER_BYTES:
                         raise ValueError(f"its answer is above {MAX_MEMBER_BYTES} bytes")
                 return Reply(to.name, response.status, response.headers, bytes(received))
-        except TimeoutError:
-            raise LateError(to.name, f"it did not answer within {limit_s:g} s") from None
         except aiohttp.ClientConnectorCertificateError as error:
             why = f"its certificate is not trusted: {error.certificate_error}"
             raise PeerError(to.name, why, was_sent=False) from None

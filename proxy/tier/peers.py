@@ -185,10 +185,15 @@ class Peers:
         if url is None:
             raise PeerError(member, "it is not in the tier", was_sent=False)
         to, data = Target(member, url), None if body is None else json.dumps(body).encode()
+        limit_s = limit_s or PEER_TIMEOUT_S
         try:
-            reply = await self._client.send(to, method, path, {}, data, limit_s or PEER_TIMEOUT_S)
+            async with asyncio.timeout(limit_s):
+                reply = await self._client.send(to, method, path, {}, data)
             if reply.status != HTTPStatus.OK:
                 raise PeerError(member, f"{path} answers {reply.status}")
+        except TimeoutError:
+            self.failing.add(member)
+            raise PeerError(member, f"it did not answer within {limit_s:g} s") from None
         except PeerError:
             self.failing.add(member)
             raise

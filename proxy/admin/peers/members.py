@@ -14,7 +14,7 @@ from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
 from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, headers_of
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_answer
-from proxy.tier.peer_client import LateError, PeerError, Reply, Target
+from proxy.tier.peer_client import PeerError, Reply, Target
 from proxy.tier.tier_member import TierMember
 
 MEMBER_TIMEOUT_S = 2.0
@@ -167,11 +167,11 @@ class Members:
         try:
             async with asyncio.timeout(limit_s), self._turns[name]:
                 reply = await self.tier.client.send(
-                    endpoint, question.method, question.target, headers, question.body, limit_s
+                    endpoint, question.method, question.target, headers, question.body
                 )
-        except (TimeoutError, LateError):
+        except TimeoutError:
             self._spared[name] = time_s() + SPARED_S
-            raise LateError(name, f"it did not answer within {limit_s:g} s") from None
+            raise PeerError(name, f"it did not answer within {limit_s:g} s") from None
         self._spared.pop(name, None)
         if reply.headers.get(SCOPE) != ONE_MEMBER:  # it was not let in, or not by a member
             text = reply.body[:MAX_REFUSAL_BYTES].decode(errors="replace")
