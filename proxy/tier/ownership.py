@@ -112,8 +112,8 @@ class SlotOwnership:
         """Of the newest assignment; None while this member is not in the group."""
         self.owns = SlotOwns(name, SlotMap({}, [None] * SLOTS), rules.keys)
         """What this member has taken, and who has the rest."""
-        self._owners_before: list[str | None] = [None] * SLOTS
-        """The latest owner of each slot."""
+        self._latest_owners: list[str | None] = [None] * SLOTS
+        """The owner of each slot, or in a handover the one before; None: nobody has had it."""
         self.has_left = False
         """Whether clients are to go to other members: this one has handed over, and ends."""
         self.in_force = asyncio.Event()
@@ -134,8 +134,7 @@ class SlotOwnership:
     @property
     def leader(self) -> str:
         """Who has what concerns all; nobody has it for a moment, then the one before."""
-        owner = self.owns.slot_map.owners[COMMON_SLOT] or self._owners_before[COMMON_SLOT]
-        return owner or self._name
+        return self._latest_owners[COMMON_SLOT] or self._name
 
     @property
     def is_leader(self) -> bool:
@@ -229,7 +228,7 @@ class SlotOwnership:
         if self.has_left or (self.newest is None and self.in_force.is_set()):
             silent.add(self._name)
         applied = self.owns.slot_map
-        owners = route_owners(applied.owners, self._owners_before, applied.members, silent)
+        owners = route_owners(self._latest_owners, applied.members, silent)
         return replace(applied, owners=owners)
 
     def reroute(self) -> None:
@@ -324,8 +323,8 @@ class SlotOwnership:
             self._owed_away = [debt for debt in left if slot_of(debt.identity) not in gone]
             await asyncio.to_thread(self._move_misplaced)
         self.owns = after
-        latest = zip(slot_map.owners, self._owners_before, strict=True)
-        self._owners_before = [owner or earlier for owner, earlier in latest]
+        owners = zip(slot_map.owners, self._latest_owners, strict=True)
+        self._latest_owners = [owner or before for owner, before in owners]
         try:
             owed = [debt for debt in debts if after.has(debt.identity)]
             self._quotas.take_debts(owed, clock_ms())
@@ -374,18 +373,16 @@ class SlotOwnership:
 
 
 def route_owners(
-    owners: Owners, before: Owners, members: Collection[str], silent: Collection[str]
+    latest: Owners, members: Collection[str], silent: Collection[str]
 ) -> list[str | None]:
     """Return whom clients of each slot are sent to; None for all when nobody serves.
 
-    That is the owner, or in a handover the one `before`. For who is `silent`, or is gone, a member
-    stands in, the same by the reckoning of every member that knows the same.
+    That is the latest owner. For who is `silent`, or is gone, a member stands in, the same by the
+    reckoning of every member that knows the same.
     """
     serving = sorted(name for name in members if name not in silent)
-    routes: list[str | None] = []
-    for slot, (owner, earlier) in enumerate(zip(owners, before, strict=True)):
-        name = owner if owner is not None else earlier
-        if name not in serving:
-            name = stand_in_of(slot, serving) if serving else None
-        routes.append(name)
-    return routes
+    if not serving:
+        return [None] * len(latest)
+    return [
+        name if name in serving else stand_in_of(slot, serving) for slot, name in enumerate(latest)
+    ]

@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(643, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1253, 650),
-    "proxy/tier": Budget(4242, 2350),
+    "proxy/tier": Budget(4239, 2350),
     "proxy/onboarding": Budget(969, 700),
     "proxy/queries": Budget(791, 650),
     "proxy/admin": Budget(6220, 4250),

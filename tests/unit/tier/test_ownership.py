@@ -177,3 +177,12 @@ async def test_what_goes_while_it_is_read_is_not_written(tmp_path: Path) -> None
         rounds.give(MOVED, NEXT)
         assert await slots_then(ownership) == {MOVED}
         assert store.slots.taken == {MOVED}
+
+
+async def test_in_a_handover_the_one_before_serves(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (_, ownership, rounds):
+        rounds.give(MOVED, releasing=[NEXT])
+        assert await slots_then(ownership) == {MOVED}
+        assert ownership.owns.slot_map.owners[NEXT] is None
+        assert ownership.routes().owners[NEXT] == OTHER
+        assert ownership.routes().owners[MOVED] == NAME
