@@ -2,17 +2,13 @@
 
 import asyncio
 import faulthandler
-import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from structlog import get_logger
 
-from proxy.admin.server import AdminError
-from proxy.cluster.upstream import Address
-from proxy.config.endpoints import HostPort
 from proxy.config.stores import FormerOwner
 from proxy.quota.rule_registry import read_changes
-from proxy.relay.ports import SharedPorts, bind_ports
+from proxy.relay.ports import SharedPorts
 from proxy.relay.take_over import SERVE_TIMEOUT_S, OldProcess, Predecessor, Replaced, TakeOverError
 from proxy.state import Store
 
@@ -89,14 +85,3 @@ async def serve_until(stop: asyncio.Event, ready: Callable[[], None], proxy: Rep
     finally:
         await old_process.close()
         await proxy.stop()
-
-
-def bind_admin(bind: HostPort, sharing_with: Collection[Address] = ()) -> list[socket.socket]:
-    """Return sockets that have an admin port, one for each address of its host.
-
-    Raises AdminError.
-    """
-    try:
-        return bind_ports(bind.host, bind.port, sharing_with)
-    except OSError as error:
-        raise AdminError(f"admin.bind: {bind}: {error.strerror or error}") from None

@@ -6,7 +6,7 @@ import gc
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -26,7 +26,7 @@ from proxy.admin.history import History
 from proxy.admin.request_times import RequestTimes, watch_lag
 from proxy.admin.server import AdminError, AdminServer
 from proxy.cluster.kafka_client import KafkaClient
-from proxy.cluster.upstream import LOGIN_REFUSED, Address
+from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
 from proxy.config.check_report import find_start_hints
 from proxy.config.descriptors import share_files
@@ -38,7 +38,8 @@ from proxy.config.stores import FormerOwner, open_store
 from proxy.debt_records import KeptDebts
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
-from proxy.hot_restart import HotRestart, bind_admin
+from proxy.host_ports import HostPorts, MemberSockets
+from proxy.hot_restart import HotRestart
 from proxy.log_queue import log_level, log_queue
 from proxy.progress.query_registry import owns_all
 from proxy.queries.queries import Queries
@@ -100,24 +101,13 @@ class LaunchedAs:
 
     number: int
     """From 0."""
-    listeners: Mapping[str, Mapping[int | None, socket.socket]]
-    """Sockets by the names of listeners, and by broker, as `Listener.use` takes them."""
-    admin: Sequence[socket.socket]
-    """Of the port that is asked for all; the members of a host accept on the same sockets."""
-    own_admin: Sequence[socket.socket]
-    """Where other members ask this one."""
+    sockets: MemberSockets
     restarts: int = 0
     """How often the member was started again."""
     is_looping: bool = False
     """Whether it has crashed again and again: others are to have its clients for now."""
     is_successor: bool = False
     """Whether the process before may still have its place in the tier."""
-
-    @property
-    def sockets(self) -> list[socket.socket]:
-        """All of them."""
-        of_listeners = [sock for each in self.listeners.values() for sock in each.values()]
-        return [*of_listeners, *self.admin, *self.own_admin]
 
 
 class Member:
@@ -150,8 +140,9 @@ class Member:
         self._secrets = read_secrets(config)
         self._bootstrap = bootstrap_of(config, self._secrets, errors.labels(LOGIN_REFUSED).inc)
         self._brokers = Brokers(self._bootstrap)
-        new_usage = None if config.usage is None else self._new_usage
-        self._clients = ClientRegistry(instruments.bytes_total, new_usage)
+        self._clients = ClientRegistry(
+            instruments.bytes_total, None if config.usage is None else self._new_usage
+        )
         self._quotas.on_would_throttle = self._clients.would_throttle
         self._queries = Queries(
             config.progress_settings,
@@ -180,7 +171,7 @@ class Member:
             numbers=count(1) if machine is None else count(MAX_WORKERS + number, MAX_WORKERS),
             steering=steering,
         )
-        listeners = tuple(listeners_of(config, self._secrets, number))
+        listeners = tuple(listeners_of(config, self._secrets))
         self._relay = Relay(listeners, self._brokers, self._services)
         self._tier: TierMember | None = None
         self._health = Health(
@@ -193,7 +184,9 @@ class Member:
         self._metering = self._make_metering()
         self._debts = KeptDebts(config.state.kind, self._quotas, self._slices)
         self._reloader = Reloader(path, config, self._apply, self._health.record_load)
-        self.reload, self.take_back = self._reloader.request, self._relay.ports.take_back
+        self.reload = self._reloader.request
+        self.ports = HostPorts(config)
+        """Of the host where this member is alone; else only those that it opens for brokers."""
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
         self._released = False
@@ -219,21 +212,21 @@ class Member:
         """
         prepare_process()
         launched, relay, tier = self._launched, self._relay, self._tier
-        hot_restart = HotRestart(predecessor, relay.ports, stop)
-        admin: list[socket.socket] = []
+        hot_restart = HotRestart(predecessor, self.ports, stop)
         site: AdminServer | None = None
         try:
             if launched is None:
                 log_hints(self._config)
-                relay.open()
-                admin += bind_admin(self._config.admin.bind, relay.ports.sharing_with or ())
+                self.ports.open_all()
+                (self._sockets,) = self.ports.members
             else:
-                relay.use(launched.listeners)
+                self._sockets = launched.sockets
+            relay.use(self._sockets.listeners, self.ports)
             store = await asyncio.to_thread(self._open_store, hot_restart.state_owner)
             await self._load(store)
             await self._debts.take(self._store)
             site = self._make_admin()
-            await site.start(admin or self._admin_sockets())
+            await self._open_admin()
             if tier is not None:
                 tier.is_settling = launched is not None and launched.is_looping
                 tier.is_successor |= launched is not None and launched.is_successor
@@ -248,10 +241,10 @@ class Member:
             if tier is not None:
                 await tier.leave(for_successor=True)
             await relay.close()
+            self.ports.close()
             if site is not None:
                 await site.stop()
             await asyncio.to_thread(self._store.close)
-            close_all(admin)
             raise
         if launched is None:
             _log.info("admin", port=self._admin.port)
@@ -289,6 +282,7 @@ class Member:
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""
         try:
+            close_all(self._sockets.own_admin)  # the port closes with what serves there
             await end_tasks(self._rejoining)
             if self._tier is not None:
                 await self._tier.leave(for_successor=False)
@@ -297,6 +291,8 @@ class Member:
             # A successor may have given this back, and not the state.
             await self._admin.stop()
         finally:
+            self._relay.stop_accepting()
+            self.ports.close()
             await self._relay.drain()
             await end_tasks(self.tasks)
             if self._metering is not None and self.tasks:
@@ -318,32 +314,27 @@ class Member:
     async def resume(self) -> None:
         """Open state and admin port again: the successor has died, or given up.
 
-        Where that fails the log says so. Clients are served in any case, as they were meanwhile.
-        A tier is joined behind that, which is tried until it works.
+        Where the state cannot be opened the log says so. Clients are served in any case, as they
+        were meanwhile. A tier is joined behind that, which is tried until it works.
         """
         loop = asyncio.get_running_loop()
-        for text, open_again in (
-            ("state not opened again, nothing is kept", self._resume_state),
-            ("admin port not opened again", self._resume_admin),
-        ):
-            until_s = loop.time() + RESUME_TIMEOUT_S
-            while True:
-                try:
-                    await open_again()
+        until_s = loop.time() + RESUME_TIMEOUT_S
+        while True:
+            try:
+                await self._resume_state()
+                break
+            except StateError as error:
+                # A process that has died may have it for a moment still.
+                if loop.time() >= until_s:
+                    _log.error("state not opened again, nothing is kept", error=str(error))
                     break
-                except (StateError, AdminError) as error:
-                    # A process that has died may have both for a moment still.
-                    if loop.time() >= until_s:
-                        _log.error(text, error=str(error))
-                        break
-                await asyncio.sleep(RESUME_RETRY_S)
+            await asyncio.sleep(RESUME_RETRY_S)
+        await self._admin.stop()
+        await self._open_admin()
+        self._share_admin_port()
         if self._tier is not None:
             self._rejoining = [asyncio.create_task(self._rejoin(self._tier))]
             self._rejoining[0].add_done_callback(self._tier.ended)
-
-    def addresses(self) -> Iterable[Address]:
-        """Return where we listen."""
-        return [*self._relay.ports.addresses(), *self._admin.listening.addresses]
 
     async def _load(self, store: Store) -> None:
         """Take up what the store has, and write there from now on. Raises StateError.
@@ -420,16 +411,13 @@ class Member:
         )
         return self._admin
 
-    def _admin_sockets(self) -> list[socket.socket]:
-        """Return sockets for the admin port that may be closed, as those of the launcher stay."""
-        if self._launched is None:
-            return bind_admin(self._config.admin.bind)
-        return [sock.dup() for sock in self._launched.own_admin]
+    async def _open_admin(self) -> None:
+        """Answer at this member's own admin port, which stays open when the server stops."""
+        await self._admin.start([sock.dup() for sock in self._sockets.own_admin])
 
     def _share_admin_port(self) -> None:
         """Answer for all at the port of the host, where the members that can do so accept."""
-        if self._launched is not None:
-            self._admin.listening.serve([sock.dup() for sock in self._launched.admin])
+        self._admin.listening.serve([sock.dup() for sock in self._sockets.shared_admin])
 
     def _open_store(self, owner: FormerOwner | None) -> Store:
         if self._tier is not None:
@@ -444,11 +432,6 @@ class Member:
         self._queries.resume(self._store)
         await self._debts.take(self._store)
         self._released = False
-
-    async def _resume_admin(self) -> None:
-        await self._admin.stop()
-        await self._admin.start(self._admin_sockets())
-        self._share_admin_port()
 
     async def _rejoin(self, tier: TierMember) -> None:
         """Open the state, if that has failed, and join the tier, as soon as the brokers let us."""

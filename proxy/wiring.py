@@ -57,20 +57,15 @@ def limits_of(config: Config) -> Limits:
     return replace(config.limits, max_connections=share_files(config).clients)
 
 
-def listeners_of(config: Config, secrets: Secrets, number: int) -> Iterator[ListenerSettings]:
-    """Yield where a member's listeners are and what they tell clients.
-
-    `number` is the member's among those of its host, from 0: each has its part of the ports.
-    """
+def listeners_of(config: Config, secrets: Secrets) -> Iterator[ListenerSettings]:
+    """Yield where a member's listeners are and what they tell clients."""
     for listener in config.listeners:
         ports = listener.broker_ports
-        share = None if ports is None else ports.share(config.worker_count, number)
         yield ListenerSettings(
             name=listener.name,
             host=listener.bind.host,
-            port=listener.bind.port,
             advertised_host=config.named(listener.advertised_host),
-            broker_ports=None if share is None else (share.first, share.last),
+            takes_free_ports=ports is not None and ports.any_free,
             tls=secrets.listeners.get(listener.name),
             sni=config.named(listener.sni) if listener.sni else None,
         )

@@ -6,26 +6,20 @@ While a member is down, what connects to it waits.
 import asyncio
 import faulthandler
 import gc
-import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from structlog import get_logger
 
-from proxy.config import Config, ListenerSection
-from proxy.config.endpoints import HostPort
+from proxy.config import Config
 from proxy.config.secrets import read_secrets
-from proxy.hot_restart import HotRestart, bind_admin
+from proxy.host_ports import HostPorts
+from proxy.hot_restart import HotRestart
 from proxy.launcher.worker import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle, run_worker
 from proxy.member import LaunchedAs, Member, log_hints
-from proxy.relay.listener import SNI_PORT
-from proxy.relay.ports import SharedPorts
-from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
 from proxy.tasks import end_tasks
 from proxy.tier.tier_member import check_tier_state
@@ -44,85 +38,7 @@ writes what is due, and drains."""
 HANG_INTERVAL_S = 1.0
 """Between two looks whether members hang."""
 
-ADMIN = "admin"
-"""In the place of a listener's name, where a port cannot be opened."""
-
 _log = get_logger(__name__)
-
-
-class HostPorts(SharedPorts):
-    """The sockets of all members.
-
-    All members share the bootstrap ports, with a socket for each, and the admin port, with one for
-    all: who hangs accepts nothing there. Each has its own part of a listener's ports for brokers,
-    and an admin port of its own, where other members ask it: the Nth one behind the shared one, or
-    any free one.
-    """
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self._config = config
-        self.listeners: list[dict[str, dict[int | None, socket.socket]]] = []
-        """Of each member by listener, and by broker, as `Listener.use` takes them."""
-        self.admin: list[socket.socket] = []
-        """The shared port: for each address of its host."""
-        self.own_admin: list[list[socket.socket]] = []
-        """Of each member, one for each address of the host."""
-
-    def open_all(self) -> None:
-        """Open all ports, as SharedPorts. Raises ListenerError, AdminError; then none is open."""
-        self.listeners = [{} for _ in range(self._config.worker_count)]
-        try:
-            for listener in self._config.listeners:
-                self._open_listener(listener)
-            self._open_admin()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def admin_port(self) -> int:
-        """The shared one."""
-        return int(self.admin[0].getsockname()[1])
-
-    def _open_listener(self, listener: ListenerSection) -> None:
-        name, host, members = listener.name, listener.bind.host, len(self.listeners)
-        shared = self.open(name, host, listener.bind.port, members)
-        log_listening(name, host, shared[0].getsockname()[1])
-        for number, sock in enumerate(shared):
-            sockets = self.listeners[number][name] = {None: sock}
-            for node_id, port in _broker_ports(listener, members, number):
-                (sockets[node_id],) = self.open(name, host, port)
-
-    def _open_admin(self) -> None:
-        shared = self._config.admin.bind
-        self.admin = self._bind_admin(shared)
-        self.own_admin = []
-        for number in range(len(self.listeners)):
-            port = shared.port + 1 + number if shared.port else 0
-            self.own_admin.append(self._bind_admin(replace(shared, port=port)))
-        if self.sharing_with is None:
-            for sock in chain(self.admin, *self.own_admin):
-                sock.listen()
-
-    def _bind_admin(self, bind: HostPort) -> list[socket.socket]:
-        sockets = bind_admin(bind, self.sharing_with or ())
-        for sock in sockets:
-            self.add(ADMIN, (sock,))
-        return sockets
-
-
-def _broker_ports(
-    listener: ListenerSection, members: int, number: int
-) -> Iterator[tuple[int, int]]:
-    """Yield the brokers, and their ports, of one member; SNI_PORT stands for all of them."""
-    ports = listener.broker_ports
-    if listener.tls is not None and listener.tls.sni is not None:
-        first = 0 if ports is None or ports.any_free else ports.first + number
-        yield SNI_PORT, first
-    elif ports is not None and not ports.any_free:
-        share = ports.share(members, number)
-        yield from enumerate(range(share.first, share.last + 1))
 
 
 class Launcher:
@@ -133,9 +49,7 @@ class Launcher:
 
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         self._config, self._make_member = config, partial(Member, config, path, splice=splice)
-        self._ports = HostPorts(config)
-        # What a successor is told of, and gives back.
-        self.addresses, self.take_back = self._ports.addresses, self._ports.take_back
+        self.ports = HostPorts(config)
         self._workers = [WorkerHandle(number) for number in range(config.worker_count)]
         self.tasks: Sequence[asyncio.Task[None]] = ()
         self._is_in_place = asyncio.Event()
@@ -156,9 +70,9 @@ class Launcher:
         """
         prepare_process()
         log_hints(self._config)
-        hot_restart = HotRestart(predecessor, self._ports, stop)
+        hot_restart = HotRestart(predecessor, self.ports, stop)
         try:
-            self._ports.open_all()
+            self.ports.open_all()
             is_successor = predecessor is not None
             if is_successor:
                 way = bootstrap_of(self._config, read_secrets(self._config), lambda: None)
@@ -174,9 +88,10 @@ class Launcher:
         except BaseException:
             faulthandler.cancel_dump_traceback_later()
             await self._kill_all()
-            self._ports.close()
+            self.ports.close()
             raise
-        _log.info("admin", port=self._ports.admin_port)
+        shared, *_ = self.ports.members[0].shared_admin
+        _log.info("admin", port=shared.getsockname()[1])
 
     def accept(self) -> None:
         """Have all members serve."""
@@ -190,7 +105,7 @@ class Launcher:
         await end_tasks(self.tasks)
         for worker in self._workers:
             worker.send(Order.STOP)
-        self._ports.close()
+        self.ports.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.limits.drain_timeout_s + STOP_EXTRA_S):
                 for worker in self._workers:
@@ -216,17 +131,15 @@ class Launcher:
         """Start a member, up to where it could accept clients. Raises WorkerError."""
         launched = LaunchedAs(
             worker.number,
-            self._ports.listeners[worker.number],
-            self._ports.admin,
-            self._ports.own_admin[worker.number],
+            self.ports.members[worker.number],
             restarts=worker.restarts.count,
             is_looping=worker.restarts.is_looping,
             is_successor=is_successor,
         )
         make = partial(self._make_member, launched=launched)
         work = partial(run_worker, worker.number, make)
-        own = set(launched.sockets)
-        not_its = [sock for sock in self._ports.sockets() if sock not in own]
+        own = set(launched.sockets.all())
+        not_its = [sock for sock in self.ports.sockets() if sock not in own]
         not_its += [each.channel for each in self._workers if each.channel is not None]
         await worker.fork(work, not_its)
         await worker.until_ready(START_LIMIT_S)

@@ -33,11 +33,9 @@ class ListenerSettings:
 
     name: str
     host: str
-    port: int
-    """Bootstrap port; 0: any free one."""
     advertised_host: str
-    broker_ports: tuple[int, int] | None
-    """First and last port for brokers; (0, 0): any free ones; None with `sni`."""
+    takes_free_ports: bool
+    """Whether a broker gets any free port when a client asks for it first."""
     tls: ssl.SSLContext | None = None
     sni: str | None = None
     """Host name of a broker with `{node_id}` in it; all brokers share the bootstrap port, or the
@@ -83,31 +81,19 @@ class Listener:
     without_port: set[int] = field(default_factory=set)
     """The brokers that had no port here when clients asked for them."""
     _accepting: bool = False
-    _ports: SharedPorts = field(default_factory=SharedPorts)
+    ports: SharedPorts = field(default_factory=SharedPorts)
+    """Opens those of brokers that clients ask for."""
 
     def use(self, sockets: Mapping[int | None, socket.socket]) -> None:
-        """Take sockets that listen, by their brokers, None for the bootstrap port, and SNI_PORT."""
+        """Take sockets by their brokers, None for the bootstrap port, and SNI_PORT.
+
+        What connects to them waits until `accept`.
+        """
         for node_id, sock in sockets.items():
             self._sockets[node_id] = sock
             self.open_ports[node_id] = int(sock.getsockname()[1])
             if self._accepting:
                 self._watch(node_id)
-
-    def open(self, ports: SharedPorts) -> None:
-        """Open the bootstrap port and all broker ports. Raises ListenerError.
-
-        Connections wait until `accept`.
-        """
-        self._ports = ports
-        self._open(None, self.settings.port)
-        of_brokers = self.settings.broker_ports
-        if self.settings.sni is None and of_brokers is not None and of_brokers != (0, 0):
-            for port in range(of_brokers[0], of_brokers[1] + 1):
-                self._open(port - of_brokers[0], port)
-
-    def _open(self, node_id: int | None, port: int) -> None:
-        (sock,) = self._ports.open(self.settings.name, self.settings.host, port)
-        self.use({node_id: sock})
 
     def accept(self) -> None:
         """Begin to accept."""
@@ -117,7 +103,7 @@ class Listener:
 
     @property
     def bootstrap_port(self) -> int:
-        """Where clients come in; 0 before `open` or `use`."""
+        """Where clients come in; 0 before `use`."""
         return self.open_ports.get(None, 0)
 
     def close(self) -> None:
@@ -139,12 +125,13 @@ class Listener:
         if settings.sni is not None:
             of_all = self.open_ports.get(SNI_PORT, self.bootstrap_port)
             return settings.sni.replace(NODE_ID, str(node_id)), of_all
-        if node_id not in self.open_ports and settings.broker_ports == (0, 0) and self._sockets:
+        if node_id not in self.open_ports and settings.takes_free_ports and self._sockets:
             try:
-                self._open(node_id, 0)
+                (sock,) = self.ports.open(settings.name, settings.host, 0)
             except ListenerError as error:
                 self._leave_out(node_id, error=str(error), fix="raise the limit of open files")
                 return None
+            self.use({node_id: sock})
             self.without_port.discard(node_id)
         if (port := self.open_ports.get(node_id)) is not None:
             return settings.advertised_host, port

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 
 from proxy.cluster.upstream import Address
-from proxy.relay.take_over import shares_port
 
 BACKLOG = 1024
+
+_ANY = frozenset({"0.0.0.0", "::"})
 
 _SO_ATTACH_REUSEPORT_CBPF = 51  # Linux; the socket module has no name for it
 _INSTRUCTION = Struct("HBBI")  # Linux's sock_filter: code, two jumps, constant
@@ -177,6 +178,15 @@ def _new_socket(family: socket.AddressFamily, *, v6_only: bool) -> socket.socket
     if v6_only and family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     return sock
+
+
+def shares_port(addresses: Collection[Address], wanted: Address) -> bool:
+    """Return whether a port that is wanted is that of one of these addresses."""
+    host, port = wanted
+    return any(
+        port == other_port and (host == other or not _ANY.isdisjoint((host, other)))
+        for other, other_port in addresses
+    )
 
 
 def _resolved(host: str, port: int, family: socket.AddressFamily) -> Address:

@@ -43,8 +43,6 @@ class Relay:
             settings.name: Listener(settings, services.loop, self._accepted, self._out_of_files)
             for settings in listeners
         }
-        self.ports = SharedPorts()
-        """Of all listeners, but for those that were opened by a launcher."""
         self.connections: set[Connection] = set()
         """Those of all clients, once their handshakes are done."""
         self.list = ConnectionList(self.connections)
@@ -72,20 +70,12 @@ class Relay:
         """How many clients are connected, handshakes under way included."""
         return self.connected_through.total()
 
-    def open(self) -> None:
-        """Open every port, as SharedPorts; after a ListenerError all are closed again."""
-        try:
-            for listener in self.listeners.values():
-                listener.open(self.ports)
-                name, host = listener.settings.name, listener.settings.host
-                log_listening(name, host, listener.bootstrap_port)
-        except BaseException:
-            self.stop_accepting()
-            raise
-
-    def use(self, sockets: Mapping[str, Mapping[int | None, socket.socket]]) -> None:
-        """Take sockets that listen, by the names of their listeners, as `Listener.use`."""
+    def use(
+        self, sockets: Mapping[str, Mapping[int | None, socket.socket]], ports: SharedPorts
+    ) -> None:
+        """Take sockets by the names of their listeners, as `Listener.use`; `ports` opens others."""
         for name, listener in self.listeners.items():
+            listener.ports = ports
             listener.use(sockets[name])
 
     def accept(self) -> None:
@@ -148,7 +138,6 @@ class Relay:
         """Close the listeners, as `Listener.close`."""
         for listener in self.listeners.values():
             listener.close()
-        self.ports.close()
 
     async def drain(self) -> None:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""
@@ -363,8 +352,3 @@ class Relay:
             del self._per_ip[origin.ip]
         if not self.connected:
             self._empty.set()
-
-
-def log_listening(listener: str, host: str, port: int) -> None:
-    """Log where clients come in."""
-    _log.info("listening", listener=listener, host=host, port=port)

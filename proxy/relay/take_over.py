@@ -15,7 +15,7 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from struct import Struct
 from typing import Protocol
@@ -23,6 +23,7 @@ from typing import Protocol
 from structlog import get_logger
 
 from proxy.cluster.upstream import Address
+from proxy.relay.ports import SharedPorts
 from proxy.tasks import end_tasks
 
 TAKE_OVER_SCHEMA = 1
@@ -158,14 +159,12 @@ class Replaced(Protocol):
     tasks: Sequence[asyncio.Task[None]]
     """The work that goes on and does not end."""
 
-    def addresses(self) -> Iterable[Address]:
-        """Return where its sockets listen, each of them."""
+    @property
+    def ports(self) -> SharedPorts:
+        """The ports that a successor shares. What connects is taken back from one that hangs."""
 
     async def release(self) -> None:
         """Close what only one process can have."""
-
-    def take_back(self) -> None:
-        """Have new connections come here again: the successor that gets them hangs."""
 
     async def resume(self) -> None:
         """Open again what was released, as far as that works: the successor has ended."""
@@ -239,7 +238,7 @@ class OldProcess:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int
     ) -> bool:
         """Return whether the successor serves; when it does not, all is as it was."""
-        await _answer(writer, list(self._proxy.addresses()), rival=None)
+        await _answer(writer, list(self._proxy.ports.addresses()), rival=None)
         word, _, limit_s = (await _next_word(reader)).partition(" ")
         await asyncio.sleep(0)  # who has died since it spoke needs nothing
         if word != RELEASE or not limit_s.isdecimal() or reader.at_eof():
@@ -252,7 +251,7 @@ class OldProcess:
             async with asyncio.timeout(int(limit_s)):
                 word = await _next_word(reader)
         except TimeoutError:
-            self._proxy.take_back()
+            self._proxy.ports.take_back()
             text = "the successor hangs: connections come here again, admin port and state when "
             _log.error(f"{text}it ends", successor=pid, fix=f"end process {pid}")
             await _say(writer, LATE)
@@ -286,18 +285,6 @@ async def _next_word(reader: asyncio.StreamReader) -> str:
         if line.endswith(b"\n"):
             return line[:-1].decode(errors="replace")
     return ""
-
-
-def shares_port(addresses: Collection[Address], wanted: Address) -> bool:
-    """Return whether a port that is wanted is that of one of these addresses."""
-    host, port = wanted
-    return any(
-        port == other_port and (host == other or not _ANY.isdisjoint((host, other)))
-        for other, other_port in addresses
-    )
-
-
-_ANY = frozenset({"0.0.0.0", "::"})
 
 
 def _name(pid: int) -> str:

@@ -27,9 +27,6 @@ MAX_KNOWN_SLOTS = 20_000
 JUST_MOVED_MS = 3000.0
 """Clients look for their coordinator again in a second or two."""
 
-ANY_FREE_PORTS = (0, 0)
-"""The `broker_ports` of a listener that takes any free ones."""
-
 SlotOf = Callable[[ClientIdentity], int]
 """Gives the slot of a client."""
 
@@ -68,15 +65,15 @@ class ListenerPorts:
         of_all, first, last = by_broker.pop(SNI_PORT, None), None, None
         if settings.sni is not None:
             first = of_all
-        elif settings.broker_ports not in (None, ANY_FREE_PORTS):
-            first, last = settings.broker_ports
+        elif by_broker and not settings.takes_free_ports:
+            first, last = min(by_broker.values()), max(by_broker.values())
         return cls(
             host=settings.advertised_host,
             bootstrap_port=listener.bootstrap_port,
             first=first,
             last=last,
             sni=settings.sni,
-            ports=by_broker if settings.broker_ports == ANY_FREE_PORTS else {},
+            ports=by_broker if settings.takes_free_ports else {},
         )
 
     def address_of(self, node_id: int) -> Address | None:

@@ -20,7 +20,6 @@ from proxy.admin.port.guard import Access, AdminToken
 from proxy.admin.server import AdminServer
 from proxy.config.endpoints import HostPort
 from proxy.config.models import AdminSection
-from proxy.hot_restart import bind_admin
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import QueryProgress
 from proxy.progress.report import QueryScope
@@ -28,6 +27,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.connection_list import ConnectionList
+from proxy.relay.ports import bind_ports
 from proxy.state import MemoryStore, Record, StateError
 from proxy.usage.observed_usage import Observed
 from proxy.usage.usage_meter import UsageMeter
@@ -224,7 +224,7 @@ Ask = Callable[..., Awaitable[Answer]]
 
 async def start(server: AdminServer, host: str = "127.0.0.1", port: int = 0) -> None:
     """Start a server at a port, by default any free one."""
-    await server.start(bind_admin(HostPort(host, port)))
+    await server.start(bind_ports(host, port, ()))
 
 
 @asynccontextmanager

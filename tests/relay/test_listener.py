@@ -18,15 +18,16 @@ SNI = "broker-{node_id}.kafka.example"
 
 
 @contextmanager
-def opened(**settings):
+def opened(*broker_ports: int, takes_free_ports: bool = False, sni: str | None = None):
     accepted = []
     listener = Listener(
-        ListenerSettings("main", HOST, 0, "proxy.example", **settings),
+        ListenerSettings("main", HOST, "proxy.example", takes_free_ports, sni=sni),
         asyncio.get_running_loop(),
         lambda sock, origin: accepted.append((sock, origin.ip, origin.node_id)),
         lambda *_: None,
     )
-    listener.open(SharedPorts())
+    ports = {None: 0, **dict(enumerate(broker_ports))}
+    listener.use({node: SharedPorts().open("main", HOST, port)[0] for node, port in ports.items()})
     listener.accept()
     try:
         yield listener, accepted
@@ -34,22 +35,6 @@ def opened(**settings):
         listener.close()
         for sock, _, _ in accepted:
             sock.close()
-
-
-def free_range(length: int) -> tuple[int, int]:
-    """Ports in a row that are free now."""
-    for first in range(20_000, 60_000, length):
-        socks = []
-        try:
-            for port in range(first, first + length):
-                socks.append(socket.create_server((HOST, port)))
-        except OSError:
-            continue
-        finally:
-            for sock in socks:
-                sock.close()
-        return first, first + length - 1
-    raise AssertionError("no free ports")
 
 
 async def connect_to(port: int, accepted: list) -> None:
@@ -61,10 +46,10 @@ async def connect_to(port: int, accepted: list) -> None:
 
 
 async def test_the_port_tells_the_broker():
-    ports = free_range(3)
-    with opened(broker_ports=ports) as (listener, accepted):
+    ports = free_ports(3)
+    with opened(*ports) as (listener, accepted):
         await connect_to(listener.bootstrap_port, accepted)
-        for port in range(ports[0], ports[1] + 1):
+        for port in ports:
             await connect_to(port, accepted)
         assert [(ip, node_id) for _, ip, node_id in accepted] == [
             (HOST, None),
@@ -72,12 +57,12 @@ async def test_the_port_tells_the_broker():
             (HOST, 1),
             (HOST, 2),
         ]
-        assert listener.address_of(2) == ("proxy.example", ports[1])
+        assert listener.address_of(2) == ("proxy.example", ports[2])
 
 
 async def test_a_broker_without_a_port_is_named_once():
-    ports = free_range(2)
-    with opened(broker_ports=ports) as (listener, _), capture_logs() as logs:
+    ports = free_ports(2)
+    with opened(*ports) as (listener, _), capture_logs() as logs:
         assert listener.address_of(2) is None
         assert listener.address_of(2) is None
         assert listener.address_of(0) == ("proxy.example", ports[0])
@@ -86,7 +71,7 @@ async def test_a_broker_without_a_port_is_named_once():
 
 
 async def test_free_ports_open_when_a_broker_is_named():
-    with opened(broker_ports=(0, 0)) as (listener, accepted):
+    with opened(takes_free_ports=True) as (listener, accepted):
         _, port = listener.address_of(1000)
         assert listener.address_of(1000) == ("proxy.example", port)
         assert listener.address_of(7)[1] not in (port, listener.bootstrap_port)
@@ -95,7 +80,7 @@ async def test_free_ports_open_when_a_broker_is_named():
 
 
 async def test_a_broker_counts_as_left_out_until_it_has_its_port():
-    with opened(broker_ports=(0, 0)) as (listener, _), capture_logs() as logs:
+    with opened(takes_free_ports=True) as (listener, _), capture_logs() as logs:
         with no_free_descriptor():
             assert listener.address_of(3) is listener.address_of(3) is None
         assert len(listener.without_port) == 1
@@ -105,7 +90,7 @@ async def test_a_broker_counts_as_left_out_until_it_has_its_port():
 
 
 async def test_addresses_outlive_the_sockets():
-    with opened(broker_ports=(0, 0)) as (listener, _), capture_logs() as logs:
+    with opened(takes_free_ports=True) as (listener, _), capture_logs() as logs:
         address = listener.address_of(4)
         listener.close()
         assert listener.address_of(4) == address
@@ -116,7 +101,7 @@ async def test_addresses_outlive_the_sockets():
 
 
 async def test_names_on_one_port():
-    with opened(broker_ports=None, sni=SNI) as (listener, _):
+    with opened(sni=SNI) as (listener, _):
         assert listener.address_of(12) == ("broker-12.kafka.example", listener.bootstrap_port)
         assert listener.node_of("broker-12.kafka.example") == 12
         assert listener.node_of("kafka.example") is listener.node_of(None) is None
@@ -128,21 +113,16 @@ async def test_names_on_one_port():
 )
 async def test_a_broker_without_a_port_is_left_out(node_id, fix):
     (port,) = free_ports(1)
-    with opened(broker_ports=(port, port)) as (listener, _), capture_logs() as lines:
+    with opened(port) as (listener, _), capture_logs() as lines:
         assert listener.address_of(node_id) is None
     assert [line["fix"].startswith(fix) for line in lines] == [True]
 
 
 async def test_a_port_in_use():
-    with opened(broker_ports=(0, 0)) as (listener, _):
-        other = Listener(
-            ListenerSettings("other", HOST, listener.bootstrap_port, "x", None),
-            listener.loop,
-            listener.accepted,
-            listener.out_of_files,
-        )
-        with pytest.raises(ListenerError, match=rf"'other': {HOST}:{listener.bootstrap_port}: "):
-            other.open(SharedPorts())
+    with opened() as (listener, _):
+        port = listener.bootstrap_port
+        with pytest.raises(ListenerError, match=rf"'other': {HOST}:{port}: "):
+            SharedPorts().open("other", HOST, port)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ OF_NO_CLIENT = {
     "kafka_quotas.KafkaQuotas._poll": "once when the cluster's quotas change, or are not read",
     "listener.Listener._leave_out": "once for each broker of the cluster",
     "relay.Relay.drain": "at the end",
-    "relay.log_listening": "at the start",
     "services.Services": "the limiter itself, and OutageLog, which has its own rule for brokers",
     **{
         f"take_over.OldProcess.{name}": "of other processes of the same user on this machine"

@@ -104,7 +104,7 @@ async def test_a_metadata_response_of_10_mb():
 @pytest.mark.parametrize("first_bytes", [3, 5_000, 100_000])
 @pytest.mark.parametrize("count", [0, 100, 3_000])
 async def test_metadata_is_sent_on_as_soon_as_its_brokers_are_there(count, first_bytes):
-    async with open_lab(broker_ports=None) as lab:
+    async with open_lab(takes_free_ports=False) as lab:
         client, broker = await lab.pair(frames.metadata_request(1))
         named = dict.fromkeys(range(count), ("real-host-with-a-long-name", 1))
         answer = frames.metadata_response(1, named, 3_000_000)

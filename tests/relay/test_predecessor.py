@@ -16,44 +16,34 @@ from structlog.testing import capture_logs
 
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerSettings
-from proxy.relay.ports import ListenerError, SharedPorts
-from proxy.relay.take_over import (
-    TAKE_OVER_SCHEMA,
-    OldProcess,
-    Predecessor,
-    TakeOverError,
-    shares_port,
-)
+from proxy.relay.ports import ListenerError, SharedPorts, shares_port
+from proxy.relay.take_over import TAKE_OVER_SCHEMA, OldProcess, Predecessor, TakeOverError
 
 HOST = "127.0.0.1"
 TIMES = 20
 
 SUCCESSOR = """
-import asyncio, sys
-from proxy.cluster.upstream import Address
-from proxy.relay.listener import Listener, ListenerSettings
+import sys
 from proxy.relay.ports import SharedPorts
 
-async def main(host, port):
-    settings = ListenerSettings("main", host, port, "x", None)
-    listener = Listener(settings, asyncio.get_running_loop(), print, print)
-    ports = SharedPorts()
-    ports.sharing_with = {(host, port): 1}
-    listener.open(ports)
-    print("open", flush=True)
-    sys.stdin.readline()
-    ports.take_over()
-    print("taken over", flush=True)
-    sys.stdin.readline()
-
-asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+host, port = sys.argv[1], int(sys.argv[2])
+ports = SharedPorts()
+ports.sharing_with = {(host, port): 1}
+ports.open("main", host, port)
+print("open", flush=True)
+sys.stdin.readline()
+ports.take_over()
+print("taken over", flush=True)
+sys.stdin.readline()
 """
 
 
-def listener(port: int, accepted: list) -> Listener:
-    settings = ListenerSettings("main", HOST, port, "proxy.example", None)
+def open_listener(accepted: list) -> Listener:
+    settings = ListenerSettings("main", HOST, "proxy.example", takes_free_ports=False)
     loop = asyncio.get_running_loop()
-    return Listener(settings, loop, lambda sock, _: accepted.append(sock), print)
+    listener = Listener(settings, loop, lambda sock, _: accepted.append(sock), print)
+    listener.use({None: SharedPorts().open("main", HOST, 0)[0]})
+    return listener
 
 
 def ports_beside(addresses: Iterable[Address] | None) -> SharedPorts:
@@ -72,8 +62,7 @@ def python(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
 
 async def test_what_connects_reaches_the_old_one_again_when_the_successor_is_killed():
     accepted = []
-    old = listener(0, accepted)
-    old.open(SharedPorts())
+    old = open_listener(accepted)
     old.accept()
 
     async def reaches_the_old_one(times: int = TIMES) -> None:
@@ -104,20 +93,17 @@ async def test_what_connects_reaches_the_old_one_again_when_the_successor_is_kil
 
 
 async def test_only_the_ports_of_the_predecessor_are_shared():
-    accepted = []
-    old, new = listener(0, accepted), None
-    old.open(SharedPorts())
+    old = open_listener([])
     port = old.bootstrap_port
     try:
         for beside in (None, (), {(HOST, port + 1)}, {("127.0.0.2", port)}):
-            new = listener(port, accepted)
             with pytest.raises(ListenerError, match="in use"):
-                new.open(ports_beside(beside))
+                ports_beside(beside).open("main", HOST, port)
         for beside in ({(HOST, port)}, {("0.0.0.0", port)}):
-            new, ports = listener(port, accepted), ports_beside(beside)
-            new.open(ports)
+            ports = ports_beside(beside)
+            ports.open("main", HOST, port)
             ports.take_over()
-            new.close()
+            ports.close()
     finally:
         old.close()
 
@@ -137,10 +123,11 @@ def test_a_port_is_shared_where_addresses_meet(host, other, shared):
 
 
 class ProxyInSteps:
-    """What a proxy is asked to do while it is replaced."""
+    """What a proxy is asked to do while it is replaced; itself in the place of its ports."""
 
     def __init__(self, addresses: Iterable[Address] = ()) -> None:
         self._addresses = addresses
+        self.ports = self
         self.done: list[str] = []
 
     def addresses(self) -> Iterable[Address]:

@@ -17,7 +17,7 @@ from proxy.relay.services import Limits
 from proxy.relay.silent_connections import SilentConnection, SilentConnections
 
 FULL = Limits(max_connections=3)
-SETTINGS = ListenerSettings(LISTENER, LOCALHOST, 0, "proxy", None)
+SETTINGS = ListenerSettings(LISTENER, LOCALHOST, "proxy", takes_free_ports=False)
 PATIENT_S = 600.0
 
 

@@ -14,7 +14,7 @@ from proxy.config import Config, load_config
 from proxy.config.check_report import find_hints
 from proxy.config.endpoints import PortRange
 from proxy.config.models import MAX_WORKERS
-from proxy.launcher.launcher import HostPorts
+from proxy.host_ports import HostPorts
 from proxy.quota.rules import RuleTable
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import ListenerError
@@ -86,8 +86,8 @@ def test_each_worker_has_its_sockets(configured, opened):
     first, last = free_range(4)
     machine = opened(configured(2, broker_ports=f"{first}-{last}"))
     ports = [
-        {node: sock.getsockname()[1] for node, sock in machine.listeners[number]["main"].items()}
-        for number in range(2)
+        {node: sock.getsockname()[1] for node, sock in member.listeners["main"].items()}
+        for member in machine.members
     ]
     bootstrap = ports[0][None]
     assert ports == [
@@ -101,16 +101,16 @@ def test_with_names_each_worker_has_one_port_for_all_brokers(configured, opened,
     first, last = free_range(3)
     machine = opened(configured(2, broker_ports=f"{first}-{last}", tls=tls))
     for number in range(2):
-        sockets = machine.listeners[number]["main"]
+        sockets = machine.members[number].listeners["main"]
         assert set(sockets) == {None, SNI_PORT}
         assert sockets[SNI_PORT].getsockname()[1] == first + number
 
 
 def test_members_share_one_admin_port_and_have_one_each(configured, opened):
     machine = opened(configured(3, broker_ports=0))
-    shared = {sock.getsockname() for sock in machine.admin}
-    own = [sock.getsockname() for of_member in machine.own_admin for sock in of_member]
-    assert shared == {(HOST, machine.admin_port)}
+    shared = {sock.getsockname() for member in machine.members for sock in member.shared_admin}
+    own = [sock.getsockname() for member in machine.members for sock in member.own_admin]
+    assert [host for host, _ in shared] == [HOST]
     assert len({*own, *shared}) == 4
 
 

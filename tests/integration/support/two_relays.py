@@ -17,6 +17,7 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.listener import ListenerSettings
+from proxy.relay.ports import SharedPorts
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 
@@ -130,7 +131,7 @@ def _make(steering: MapSteering, bootstrap: str, rules: tuple[Rule, ...]) -> Mem
     )
     host, port = bootstrap.rsplit(":", 1)
     brokers = Brokers(Bootstrap([(host, int(port))], None, 10.0))
-    listener = ListenerSettings(LISTENER, HOST, 0, HOST, (0, 0))
+    listener = ListenerSettings(LISTENER, HOST, HOST, takes_free_ports=True)
     return Member(Relay((listener,), brokers, services), services, steering, metrics, set())
 
 
@@ -145,7 +146,8 @@ def two_relays(bootstrap: str, *rules: Rule, owner: str = "b") -> Iterator[TwoRe
         a, b = (_make(steering, bootstrap, rules) for steering in MapSteering.pair(owner))
         pair = TwoRelays(loop, a, b)
         for each in (a, b):
-            each.relay.open()
+            ports = SharedPorts()
+            each.relay.use({LISTENER: {None: ports.open(LISTENER, HOST, 0)[0]}}, ports)
             each.relay.accept()
 
         def learned(node_id: int, _host: str, _port: int) -> None:

@@ -28,6 +28,7 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.listener import ListenerSettings
+from proxy.relay.ports import SharedPorts
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.steering import Steering
@@ -294,7 +295,7 @@ async def open_lab(
     rules: tuple[Rule, ...] = (),
     mode: ThrottleMode = ThrottleMode.DELAY,
     limits: Limits | None = None,
-    broker_ports: tuple[int, int] | None = (0, 0),
+    takes_free_ports: bool = True,
     passes_unknown_apis: bool = False,
     steering: Steering | None = None,
     is_inner: bool = False,
@@ -350,9 +351,10 @@ async def open_lab(
     bootstrap = Bootstrap([address], upstream_tls.client() if upstream_tls else None, 10.0)
     brokers = Brokers(bootstrap)
     tls = client_tls.server() if client_tls else None
-    listener = ListenerSettings(LISTENER, LAB_HOST, 0, "proxy", broker_ports, tls=tls)
+    listener = ListenerSettings(LISTENER, LAB_HOST, "proxy", takes_free_ports, tls=tls)
     relay = Relay((listener,), brokers, services)
-    relay.open()
+    ports = SharedPorts()
+    relay.use({LISTENER: {None: ports.open(LISTENER, LAB_HOST, 0)[0]}}, ports)
     relay.accept()
     lab = Lab(
         relay,
