@@ -160,10 +160,7 @@ class Connection(PairState):
         self.crowded = NOT_DELAYED
         """Until its client's connection_rate lets it go on."""
         self._close_wait: asyncio.TimerHandle | None = None
-        self.eviction = (
-            VisitorEviction(self, self._let_go) if services.steering is not None else None
-        )
-        """None where all clients are this process's own."""
+        self.eviction = VisitorEviction(self, self._let_go)
         self.requests: RequestFlow = RequestFlow(self)
         self.responses: ResponseFlow = ResponseFlow(self)
 
@@ -230,8 +227,7 @@ class Connection(PairState):
         self.responses.close()
         self.muted.cancel()
         self._leave_gate()
-        if self.eviction is not None:
-            self.eviction.close()
+        self.eviction.close()
         for exchange in self.in_flight:
             for each in (exchange.expected, exchange.topics):
                 if each is not None:
@@ -381,8 +377,7 @@ class Connection(PairState):
         if wait_ms or not is_open:
             return None
         session = self.client.session(head.client_id)
-        if self.eviction is not None:
-            self.eviction.requested(head.api_key)
+        self.eviction.requested(head.api_key)
         return session
 
     def _heard(self) -> None:
@@ -416,7 +411,7 @@ class Connection(PairState):
     def follow_owner(self) -> None:
         """Send the client on soon if another member owns it from now on."""
         session = self.client.current
-        if self.eviction is None or session is None:
+        if session is None:
             return
         self.requests.forget_lane()
         self.eviction.follow()
@@ -429,9 +424,7 @@ class Connection(PairState):
 
     def send_on(self) -> None:
         """See PairState."""
-        if self.eviction is None:
-            self.services.loop.call_soon(self.drain)
-        elif self.life.state is OPEN:
+        if self.life.state is OPEN:
             self.pause(Pause.SENT_ON)
             self.eviction.send_on()
 

@@ -255,10 +255,12 @@ class RequestFlow(FrameFlow):
         return wait_ms > 0
 
     def _is_raw_login(self, exchange: Exchange, frame: bytearray) -> bool:
-        """Read a login, as `Identification.login_request`; record what that takes."""
+        """Read a login; return whether raw tokens follow. Record what that takes."""
         pair, began_ms = self._pair, cpu_ms()
+        sasl = pair.client.sasl
         try:
-            return pair.client.login_request(exchange.head(len(frame)), bytes(frame))
+            sasl.request(exchange.head(len(frame)), bytes(frame))
+            return sasl.is_raw
         finally:
             pair.services.login_pace.took(pair.origin.ip, cpu_ms() - began_ms, clock_ms())
 
@@ -386,7 +388,7 @@ class RequestFlow(FrameFlow):
     def _take_login(self, exchange: Exchange, view: memoryview) -> int:
         """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
         pair, frame_bytes = self._pair, exchange.request_bytes
-        max_bytes = pair.client.max_login_bytes(exchange.kind.api_key)
+        max_bytes = pair.client.sasl.max_bytes(exchange.kind.api_key)
         if frame_bytes > max_bytes:
             text = f"a login of {frame_bytes} bytes, more than {max_bytes}"
             raise ConnectionRefused("too_long", text)

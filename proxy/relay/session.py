@@ -1,6 +1,7 @@
 """Who the client of one connection is, by its first client id and its login; its requests."""
 
 from collections.abc import Callable
+from functools import cached_property
 from zlib import crc32
 
 from metrics import CounterChild
@@ -17,7 +18,6 @@ from proxy.relay.services import Services
 from proxy.relay.steering import Owner, Visit
 from proxy.relay.topic_traffic import TopicTraffic
 from proxy.wire.apis import API_VERSIONS, api_of
-from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
 
 MAX_CLIENT_ID_CHARS = 255
@@ -154,7 +154,6 @@ class Identification:
         self._is_warned = False
         self.current: ClientSession | None = None
         """None before the first request, and between a login and the next one."""
-        self._sasl: SaslExchange | None = None
         self.slot: ConnectionSlot | None = None
         """Among the client's connections; None while it is not known whose this is."""
 
@@ -205,22 +204,15 @@ class Identification:
         self.current = ClientSession(self._services, identity, self._origin)
         return self.current
 
-    def max_login_bytes(self, api_key: int) -> int:
-        """Return how long the next SASL request of this API may be."""
-        return (self._sasl or SaslExchange()).max_bytes(api_key)
-
-    def login_request(self, head: RequestHead, frame: bytes) -> bool:
-        """Read a SASL request; return whether what follows is no Kafka frames, but raw tokens."""
-        if self._sasl is None:
-            self._sasl = SaslExchange()
-        self._sasl.request(head, frame)
-        return self._sasl.is_raw
+    @cached_property
+    def sasl(self) -> SaslExchange:
+        """What its SASL requests say; made with the first of them."""
+        return SaslExchange()
 
     def login_response(self, api_key: int, version: int, frame: bytes) -> None:
         """Read a SASL response; after the last one the user is known."""
-        assert self._sasl is not None
-        self._sasl.response(api_key, version, frame)
-        principal = self._sasl.principal
+        self.sasl.response(api_key, version, frame)
+        principal = self.sasl.principal
         if principal is not None and principal != self._user:
             self._user = principal
             self.close()
