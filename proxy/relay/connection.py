@@ -388,13 +388,19 @@ class Connection(PairState):
     def _begin_dialling(self, client_id: str | None) -> None:
         self._dialling = self.services.loop.create_task(self._connect(client_id))
 
-    def shorten_waits(self) -> None:
-        """Wait for no longer than the client's quotas ask for, which were changed."""
-        self.requests.forget_lane()
-        self.responses.shorten_hold()
-        if self._gated.waiting and self.waiter.gate is None:  # without a turn, it just waits
-            self._gated.release_now()
+    def follow_changes(self) -> None:
+        """Wait for no longer than the client's quotas ask for now; send it on if it is to go.
+
+        Either may have changed: the quotas, or which member owns the client.
+        """
         slot, session, charge = self.client.slot, self.client.current, self.muted_for
+        self.requests.forget_lane()
+        self.eviction.follow()
+        self.responses.shorten_hold()
+        is_to_go = session is not None and session.must_go
+        if Pause.GATED in self.life.pauses and self.waiter.gate is None and not is_to_go:
+            self._gated.cancel()  # without a turn, it just waits
+            self._ask_again()
         if slot is not None and self.crowded.waiting:
             now_ms = clock_ms()
             due_ms = now_ms + self.services.connection_quotas.still_ms(slot, now_ms)
@@ -407,16 +413,6 @@ class Connection(PairState):
             and not session.quotas.owed_ms(charge.kind, clock_ms())
         ):
             self.muted.release_now()
-
-    def follow_owner(self) -> None:
-        """Send the client on soon if another member owns it from now on."""
-        session = self.client.current
-        if session is None:
-            return
-        self.requests.forget_lane()
-        self.eviction.follow()
-        if Pause.GATED in self.life.pauses and not session.must_go:
-            self._ask_again()
 
     def _let_go(self) -> None:
         self.drain()

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -59,11 +59,11 @@ class Relay:
             gauge = services.instruments.connections.labels(name)
             gauge.set_function(partial(self.connected_through.__getitem__, name))
         self._empty = asyncio.Event()
-        self._walks: dict[Callable[[Connection], None], Iterator[Connection]] = {}
-        """With which connections something is still to be done."""
-        services.quotas.on_update = self.follow_quotas
+        self._walk: Iterator[Connection] | None = None
+        """The connections that have still to follow what was changed; None: nothing was."""
+        services.quotas.on_update = self.follow_changes
         if services.steering is not None:
-            services.steering.on_change = self.follow_owners
+            services.steering.on_change = self.follow_changes
 
     @property
     def connected(self) -> int:
@@ -99,34 +99,23 @@ class Relay:
             for connection in tuple(self.connections):
                 connection.check_idle(now_s, timeout_s)
 
-    def follow_quotas(self) -> None:
-        """Shorten what connections wait for to what the quotas ask for, which were changed.
+    def follow_changes(self) -> None:
+        """Have all connections follow that quotas, or the owners of clients, were changed.
 
         In the next rounds of the event loop: there may be thousands.
         """
-        self._walk(Connection.shorten_waits)
+        if self._walk is None:
+            self._services.paced_steps.queue(self._walk_on)
+        self._walk = iter(tuple(self.connections))
 
-    def follow_owners(self) -> None:
-        """Send clients on that another member owns from now on, and keep those that have come.
-
-        In the next rounds of the event loop: there may be thousands.
-        """
-        self._walk(Connection.follow_owner)
-
-    def _walk(self, step: Callable[[Connection], None]) -> None:
-        """Do something with all that are open now. It may close them, and must not raise."""
-        if step not in self._walks:
-            self._services.paced_steps.queue(partial(self._walk_on, step))
-        self._walks[step] = iter(tuple(self.connections))
-
-    def _walk_on(self, step: Callable[[Connection], None]) -> None:
-        connection = next(self._walks[step], None)
+    def _walk_on(self) -> None:
+        connection = None if self._walk is None else next(self._walk, None)
         if connection is None:
-            del self._walks[step]
+            self._walk = None
             return
-        self._services.paced_steps.queue(partial(self._walk_on, step))
+        self._services.paced_steps.queue(self._walk_on)
         if connection in self.connections:
-            step(connection)
+            connection.follow_changes()
 
     def close_draining(self) -> None:
         """Close the connections of clients that were let go, whatever they still wait for."""

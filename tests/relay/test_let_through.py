@@ -89,7 +89,7 @@ async def test_a_connection_that_came_too_soon_is_served():
         second = await lab.client()
         await second.send(frames.fetch_request(1))
         await until(lambda: lab.held)
-        lab.relay.follow_quotas()
+        lab.relay.follow_changes()
         await turns(ROUNDS)
         assert lab.held, "nothing has changed"
         await registry.pause(ALL_PAUSED)

@@ -234,7 +234,7 @@ async def test_a_raised_quota_ends_a_hold():
         answer = frames.fetch_response(1, 10_000)
         await broker.send(answer)
         await until(lambda: lab.held)
-        lab.relay.follow_quotas()
+        lab.relay.follow_changes()
         await turns(20)
         assert lab.held
         lab.services.quotas.update(QuotaSettings(rules=(fast_client(),)))

@@ -120,7 +120,7 @@ async def test_a_response_is_held_for_what_its_topics_owe():
         assert not pairs[1][0].unread
         lab.services.quotas.update(QuotaSettings())
         for connection in lab.relay.connections:
-            connection.shorten_waits()
+            connection.follow_changes()
         assert await pairs[1][0].frame() == fetched(1, {"orders": 5000})
 
 
@@ -355,7 +355,7 @@ async def test_a_rule_with_a_topic_that_comes_takes_a_client_out_of_the_lane():
             await broker.frame()
         lab.services.quotas.update(QuotaSettings(rules=(PLENTY,)))
         for connection in lab.relay.connections:
-            connection.shorten_waits()
+            connection.follow_changes()
         for number in range(9, 12):
             await broker.send(fetched(number - 1, {"orders": 100}))
             await client.frame()
