@@ -53,7 +53,7 @@ from proxy.quota.validation import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.kafka_quotas import KafkaQuotas
-from proxy.relay.ports import ListenerError, close_all
+from proxy.relay.ports import ListenerError, refuse_all
 from proxy.relay.pump import MAX_PIPES
 from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services, ThrottleMode
@@ -282,7 +282,6 @@ class Member:
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""
         try:
-            close_all(self._sockets.own_admin)  # the port closes with what serves there
             await end_tasks(self._rejoining)
             if self._tier is not None:
                 await self._tier.leave(for_successor=False)
@@ -305,6 +304,9 @@ class Member:
         if self._tier is not None:
             await self._tier.leave(for_successor=True)
         await self._admin.stop()
+        # A launcher has the port, too, and one that the system has chosen would not stay.
+        if self._launched is None and self._config.admin.bind.port:
+            refuse_all(self._sockets.own_admin)
         await self._debts.close()
         await self._queries.close()
         if self._config.state.kind != "memory":  # nobody else can have that

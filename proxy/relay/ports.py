@@ -3,6 +3,7 @@
 import socket
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from struct import Struct
 
 from proxy.cluster.upstream import Address
@@ -154,6 +155,13 @@ def close_all(sockets: Iterable[socket.socket]) -> None:
     """Close these sockets."""
     for sock in sockets:
         sock.close()
+
+
+def refuse_all(sockets: Iterable[socket.socket]) -> None:
+    """Have what connects to these refused, whose ports stay taken, until they listen again."""
+    for sock in sockets:
+        with suppress(OSError):  # it does not listen
+            sock.shutdown(socket.SHUT_RD)
 
 
 def _bind(host: str, port: int, *, v6_only: bool) -> socket.socket:
