@@ -5,7 +5,8 @@ That is garbage, which Python's collector finds, and what the C library keeps of
 
 import ctypes
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 MIDDLE_COLLECTION_AFTER, FULL_COLLECTION_AFTER = 5, 1
 """Collections of younger objects between two of Python's garbage collector: a full one looks at
@@ -64,42 +65,35 @@ class FreedMemory:
     """Gives freed memory back to the system before it is so much that this takes long.
 
     By itself glibc gives back only what lies behind all that is in use: after a peak of connections
-    next to nothing. `free_bytes` says how much memory it has that is not in use, given back or
-    not; `trim` gives all of it back.
+    next to nothing. A C library that is not glibc 2.33 or newer is left alone.
     """
 
-    def __init__(self, free_bytes: Callable[[], int], trim: Callable[[], object]) -> None:
-        self._free_bytes = free_bytes
-        self._trim = trim
-        self._given_back_bytes = free_bytes()
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        if hasattr(library, "mallinfo2"):
+            library.mallinfo2.restype = _Mallinfo2
+        self._given_back_bytes = self._free_bytes()
         """So much at most of what is free now was given back, and not used since."""
-
-    @classmethod
-    def of(cls, library: object) -> "FreedMemory":
-        """Return that of a C library; does nothing where that is not glibc 2.33 or newer."""
-        count = getattr(library, "mallinfo2", None)
-        trim = getattr(library, "malloc_trim", None)
-        if count is None or trim is None:
-            return cls(int, int)
-        count.restype = _Mallinfo2
-        return cls(lambda: int(count().fordblks), lambda: trim(ctypes.c_size_t(0)))
 
     def give_back(self) -> None:
         """Give back what was freed, if it is much; call it every FREED_INTERVAL_S."""
         free_bytes = self._free_bytes()
         self._given_back_bytes = min(self._given_back_bytes, free_bytes)
         if free_bytes - self._given_back_bytes >= KEPT_BYTES:
-            self._trim()
+            self._library.malloc_trim(ctypes.c_size_t(0))
             self._given_back_bytes = self._free_bytes()
+
+    def _free_bytes(self) -> int:
+        """Return how much memory it has that is not in use, given back or not."""
+        has_count = hasattr(self._library, "mallinfo2")
+        return int(self._library.mallinfo2().fordblks) if has_count else 0
 
 
 class _Mallinfo2(ctypes.Structure):
     """What glibc counts; `fordblks` are its free bytes."""
 
     _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
+        ("others", ctypes.c_size_t * 8),
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
     ]

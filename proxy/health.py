@@ -92,7 +92,7 @@ class Health:
             "cluster_answers": self._relay.brokers.answers,
             "delay_queues": {each.api: len(each) for each in self._services.reapers.all},
             "config_loads": list(self.loads),
-            "throttle_mode": self._services.mode.value,
+            "throttle_mode": "delay" if self._services.holds else "mute",
             "certificates": [
                 {"section": each.section, "file": each.file, "not_after": iso(each.not_after_s)}
                 for each in self._certificates()

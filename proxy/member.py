@@ -56,7 +56,7 @@ from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.ports import ListenerError, refuse_all
 from proxy.relay.pump import MAX_PIPES
 from proxy.relay.relay import Relay
-from proxy.relay.services import Reapers, Services, ThrottleMode
+from proxy.relay.services import Reapers, Services
 from proxy.relay.take_over import Predecessor
 from proxy.release import VERSION
 from proxy.slices import Slices
@@ -158,7 +158,7 @@ class Member:
         self._services = Services(
             loop=loop,
             limits=limits_of(config),
-            mode=ThrottleMode(config.throttle.mode),
+            holds=config.throttle.mode == "delay",
             quotas=self._quotas,
             reapers=Reapers(loop, instruments),
             instruments=instruments,
@@ -474,7 +474,7 @@ class Member:
         self._bootstrap.connect_timeout_s = config.limits.connect_timeout_s
         self._queries.update(config.progress_settings, config.pipelines)
         self._services.limits = limits_of(config)
-        self._services.mode = ThrottleMode(config.throttle.mode)
+        self._services.holds = config.throttle.mode == "delay"
         log_level.set(config.log_level)
         if self._tier is not None:
             self._tier.use_config(config)
@@ -572,7 +572,7 @@ class Member:
 
     async def _give_memory_back(self) -> None:
         """Give memory that was freed back to the system, until cancelled."""
-        memory = FreedMemory.of(ctypes.CDLL(None))
+        memory = FreedMemory(ctypes.CDLL(None))
         while True:
             await asyncio.sleep(FREED_INTERVAL_S)
             memory.give_back()

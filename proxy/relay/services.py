@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from itertools import count
 from typing import get_args
@@ -51,16 +50,6 @@ UPSTREAM_ERRORS = (
 """Every reason of `upstream_errors_total`; explained in docs/limits.md."""
 
 _log = get_logger(__name__)
-
-
-class ThrottleMode(Enum):
-    """How a client is slowed down."""
-
-    DELAY = "delay"
-    """Its response is held."""
-
-    MUTE = "mute"
-    """It is answered at once, told to wait, and not read from for that time (KIP-219)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +102,9 @@ class Services:
 
     loop: asyncio.AbstractEventLoop
     limits: Limits
-    mode: ThrottleMode
+    holds: bool
+    """Whether responses are held to slow a client down; else it is answered at once, told to wait,
+    and not read from for that time (KIP-219)."""
     quotas: QuotaManager
     reapers: Reapers
     instruments: Instruments
@@ -165,11 +156,6 @@ class Services:
             self.instruments.connections_rejected_total.labels(reason)
         for reason in UPSTREAM_ERRORS:
             self.instruments.upstream_errors_total.labels(reason)
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is responses that are held; else clients are told to wait."""
-        return self.mode is ThrottleMode.DELAY
 
     def _await_leases(self) -> None:
         if not self._awaits_leases:

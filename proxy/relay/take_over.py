@@ -189,7 +189,7 @@ class OldProcess:
         """Begin to listen; where that is not possible the log says so, and nothing else is lost."""
         try:
             self._server = await asyncio.start_unix_server(
-                self._accepted, _name(os.getpid()), limit=MAX_WORD_BYTES, backlog=TAKE_OVER_BACKLOG
+                self._attend, _name(os.getpid()), limit=MAX_WORD_BYTES, backlog=TAKE_OVER_BACKLOG
             )
         except OSError as error:
             text = "this proxy cannot be replaced by run --take-over"
@@ -201,19 +201,15 @@ class OldProcess:
             self._server.close()
         await end_tasks(self._tasks)
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a process that wants to take over, and follow its words."""
+        task = asyncio.current_task()
+        assert task is not None
         pid, uid = _peer(writer.get_extra_info("socket"))
         if uid != os.geteuid() or len(self._tasks) >= TAKE_OVER_BACKLOG:
             writer.close()
             return
-        task = asyncio.get_running_loop().create_task(self._attend(reader, writer, pid))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _attend(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int
-    ) -> None:
-        """Answer a process that wants to take over, and follow its words."""
         try:
             if self._successor is not None:
                 await _answer(writer, [], rival=self._successor)
@@ -232,6 +228,7 @@ class OldProcess:
             finally:
                 self._successor = None
         finally:
+            self._tasks.discard(task)
             writer.close()
 
     async def _is_replaced(

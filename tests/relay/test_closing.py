@@ -12,7 +12,7 @@ from relaylab.lab import Lab, open_lab, slow_client, turns, until
 
 from proxy.quota.entities import QuotaKind
 from proxy.relay.lifecycle import State
-from proxy.relay.services import Limits, ThrottleMode
+from proxy.relay.services import Limits
 from proxy.wire.apis import FIND_COORDINATOR
 
 BIG_BYTES = 16 << 20
@@ -232,7 +232,7 @@ async def test_an_end_whose_turn_comes_late_finds_the_pair_closed(monkeypatch):
 
 
 async def test_a_muted_client_that_goes_leaves_the_delay_queue_at_once():
-    async with open_lab(rules=(slow_client(),), mode=ThrottleMode.MUTE) as lab:
+    async with open_lab(rules=(slow_client(),), holds=False) as lab:
         client, broker = await lab.pair(frames.fetch_request(1))
         await broker.send(frames.fetch_response(1, 10_000))
         await client.frame()

@@ -7,7 +7,6 @@ from relaylab.lab import LISTENER, LOCALHOST, fast_client, open_lab, slow_client
 from metrics.clock import clock_ms
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.relay.channel import TRAFFIC_INTERVAL_MS, Traffic
-from proxy.relay.services import ThrottleMode
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
 RESPONSE_BYTES = 100_000
@@ -67,17 +66,17 @@ async def test_rates_are_what_the_kernel_has_counted():
         assert lab.relay.list.client_exchanges[ClientIdentity(LISTENER, None, "etl")] > 0
 
 
-@pytest.mark.parametrize("mode", ThrottleMode)
-async def test_a_held_client_is_shown_with_its_quota_and_the_end(mode):
-    async with open_lab(rules=(slow_client(),), mode=mode) as lab:
+@pytest.mark.parametrize("holds", [True, False])
+async def test_a_held_client_is_shown_with_its_quota_and_the_end(holds):
+    async with open_lab(rules=(slow_client(),), holds=holds) as lab:
         client, broker = await lab.pair(fetch_request(1))
         answer = fetch_response(1, RESPONSE_BYTES)
         await broker.send(answer)
         await until(lambda: lab.held)
-        if mode is ThrottleMode.MUTE:
+        if not holds:
             await client.frame()
         (row,) = rows(lab)
-        where = "delay_queue" if mode is ThrottleMode.DELAY else "muted"
+        where = "delay_queue" if holds else "muted"
         assert (row.hold.where, row.hold.kind, row.hold.entity) == (
             where,
             CONSUMER,

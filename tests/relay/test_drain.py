@@ -6,7 +6,7 @@ import pytest
 from relaylab import frames
 from relaylab.lab import LISTENER, open_lab, slow_client, turns, until
 
-from proxy.relay.services import Limits, ThrottleMode
+from proxy.relay.services import Limits
 
 BIG_BYTES = 2 << 20
 
@@ -92,7 +92,7 @@ async def test_a_single_fetch_waits_for_nothing():
 
 
 async def test_a_muted_client():
-    async with open_lab(rules=(slow_client(),), mode=ThrottleMode.MUTE) as lab:
+    async with open_lab(rules=(slow_client(),), holds=False) as lab:
         client, broker = await lab.pair(frames.fetch_request(1))
         await broker.send(frames.fetch_response(1, 10_000))
         await client.frame()

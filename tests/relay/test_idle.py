@@ -12,7 +12,7 @@ from relaylab.lab import open_lab, slow_client, turns, until
 
 from proxy.quota.entities import QuotaKind
 from proxy.relay.frame_flow import SLOW_FRAME_S
-from proxy.relay.services import Limits, ThrottleMode
+from proxy.relay.services import Limits
 
 TIMEOUT_S = 5.0
 PATIENT_S = 600.0
@@ -193,9 +193,9 @@ async def test_an_open_connection_without_traffic():
         assert lab.rejected("no_request") == lab.upstream_errors("timeout") == 0
 
 
-@pytest.mark.parametrize("mode", ThrottleMode)
-async def test_a_client_that_we_hold_back_is_not_idle(mode):
-    async with open_lab(rules=(slow_client(),), mode=mode) as lab:
+@pytest.mark.parametrize("holds", [True, False])
+async def test_a_client_that_we_hold_back_is_not_idle(holds):
+    async with open_lab(rules=(slow_client(),), holds=holds) as lab:
         _, broker = await lab.pair(frames.fetch_request(1))
         await broker.send(frames.fetch_response(1, 10_000))
         await until(lambda: lab.held)

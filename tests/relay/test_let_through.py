@@ -12,7 +12,6 @@ from proxy.quota.entities import CONNECTION_RATE, DEFAULT
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaPause, QuotaSettings, Rule
 from proxy.relay.lifecycle import Pause
-from proxy.relay.services import ThrottleMode
 from proxy.state import MemoryStore
 
 RECORD_BYTES = 200_000
@@ -20,13 +19,13 @@ ROUNDS = 5
 """Of the event loop: one in which connections follow, one for a timer, and what they bring."""
 
 ALL_PAUSED = QuotaPause({}, 2e9)
-MODES = pytest.mark.parametrize("mode", list(ThrottleMode))
+MODES = pytest.mark.parametrize("holds", [True, False])
 MANY = 120
 
 
 @asynccontextmanager
-async def lab_with_rules(*rules: Rule, mode: ThrottleMode = ThrottleMode.DELAY):
-    async with open_lab(rules=rules, mode=mode) as lab:
+async def lab_with_rules(*rules: Rule, holds: bool = True):
+    async with open_lab(rules=rules, holds=holds) as lab:
         settings = QuotaSettings(rules=rules)
         yield lab, RuleRegistry(lab.services.quotas, MemoryStore(), settings)
 
@@ -49,8 +48,8 @@ async def test_held_responses_go_and_those_of_others_stay():
 
 
 @MODES
-async def test_requests_at_a_gate_are_sent_on(mode):
-    async with lab_with_rules(slow_client(), mode=mode) as (lab, registry):
+async def test_requests_at_a_gate_are_sent_on(holds):
+    async with lab_with_rules(slow_client(), holds=holds) as (lab, registry):
         _, broker = await lab.pair(frames.fetch_request(0))
         await broker.send(frames.fetch_response(0, RECORD_BYTES))
         await until(lambda: any(row.owed_ms for row in rows(lab)))
@@ -69,7 +68,7 @@ def rows(lab):
 
 
 async def test_a_muted_client_is_read_from():
-    async with lab_with_rules(slow_client(), mode=ThrottleMode.MUTE) as (lab, registry):
+    async with lab_with_rules(slow_client(), holds=False) as (lab, registry):
         client, broker = await lab.pair(frames.fetch_request(0))
         await broker.send(frames.fetch_response(0, RECORD_BYTES))
         await client.frame()

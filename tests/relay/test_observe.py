@@ -8,12 +8,11 @@ from relaylab.lab import open_lab, slow_client, turns, until
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
-from proxy.relay.services import ThrottleMode
 
 CONSUMER, PRODUCER, REQUEST, *_ = QuotaKind
 RECORD_BYTES = 200_000
 ASKED_BYTES = 50_000_000
-MODES = pytest.mark.parametrize("mode", list(ThrottleMode))
+MODES = pytest.mark.parametrize("holds", [True, False])
 
 OBSERVED = Rule(
     client_id="test", bounds={CONSUMER: 1.0, PRODUCER: 1.0, REQUEST: 1e-9}, enforce=False
@@ -26,8 +25,8 @@ def above(lab) -> float:
 
 
 @MODES
-async def test_nothing_is_held_or_changed(mode):
-    async with open_lab(rules=(OBSERVED,), mode=mode) as lab:
+async def test_nothing_is_held_or_changed(holds):
+    async with open_lab(rules=(OBSERVED,), holds=holds) as lab:
         client, broker = await lab.pair(frames.fetch_request(0, max_bytes=ASKED_BYTES))
         for number in range(1, 6):
             answer = frames.fetch_response(number - 1, RECORD_BYTES)
@@ -42,9 +41,9 @@ async def test_nothing_is_held_or_changed(mode):
 
 
 @MODES
-async def test_small_frames_are_measured_as_well(mode):
+async def test_small_frames_are_measured_as_well(holds):
     rule = Rule(client_id="test", bounds={CONSUMER: 1.0}, enforce=False)
-    async with open_lab(rules=(rule,), mode=mode) as lab:
+    async with open_lab(rules=(rule,), holds=holds) as lab:
         client, broker = await lab.pair(frames.fetch_request(0))
         for number in range(1, 6):
             answer = frames.fetch_response(number - 1, 50)
@@ -57,8 +56,8 @@ async def test_small_frames_are_measured_as_well(mode):
 
 
 @MODES
-async def test_produce_without_acks_is_not_held(mode):
-    async with open_lab(rules=(OBSERVED,), mode=mode) as lab:
+async def test_produce_without_acks_is_not_held(holds):
+    async with open_lab(rules=(OBSERVED,), holds=holds) as lab:
         client, broker = await lab.pair(frames.produce_request(0, acks=0))
         for number in range(1, 20):
             request = frames.produce_request(number, acks=0)
@@ -79,8 +78,8 @@ async def test_a_held_response_goes_out_once_its_quota_is_not_enforced():
 
 
 @MODES
-async def test_a_request_at_the_gate_is_sent_on_once_its_quota_is_not_enforced(mode):
-    async with open_lab(rules=(slow_client(),), mode=mode) as lab:
+async def test_a_request_at_the_gate_is_sent_on_once_its_quota_is_not_enforced(holds):
+    async with open_lab(rules=(slow_client(),), holds=holds) as lab:
         _, broker = await lab.pair(frames.fetch_request(0))
         await broker.send(frames.fetch_response(0, RECORD_BYTES))
         other = await lab.client()

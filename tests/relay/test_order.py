@@ -12,7 +12,7 @@ from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.pump import END
 from proxy.relay.responses import LONGEST_MUTE_MS, MAX_HEAD_BYTES
-from proxy.relay.services import Limits, ThrottleMode
+from proxy.relay.services import Limits
 
 BIG_BYTES = 300_000
 PATHS = ["splice", "copy", "tls client", "tls upstream", "tls both"]
@@ -178,9 +178,7 @@ async def test_a_held_response_stays_in_the_kernel():
 
 @pytest.mark.parametrize("path_name", ["splice", "copy"])
 async def test_mute_answers_at_once_and_reads_no_more(path_name):
-    async with open_lab(
-        rules=(slow_client(),), mode=ThrottleMode.MUTE, splice=path_name == "splice"
-    ) as lab:
+    async with open_lab(rules=(slow_client(),), holds=False, splice=path_name == "splice") as lab:
         client, broker = await lab.pair(frames.fetch_request(1))
         answer = frames.fetch_response(1, BIG_BYTES)
         await broker.send(answer)
@@ -197,7 +195,7 @@ async def test_mute_answers_at_once_and_reads_no_more(path_name):
 
 
 async def test_mute_takes_a_pipelined_head_that_is_split():
-    async with open_lab(rules=(slow_client(),), mode=ThrottleMode.MUTE) as lab:
+    async with open_lab(rules=(slow_client(),), holds=False) as lab:
         client, broker = await lab.pair(frames.fetch_request(1))
         second = frames.metadata_request(2)
         await client.send(second[:9], b"")

@@ -20,7 +20,7 @@ from relaylab.lab import (
 )
 
 from proxy.relay.interceptor import InterceptedRequest
-from proxy.relay.services import Limits, ThrottleMode
+from proxy.relay.services import Limits
 from proxy.wire.apis import FETCH, LIST_OFFSETS
 
 VERSION = 7
@@ -266,7 +266,7 @@ async def test_behind_a_response_that_a_quota_holds():
 
 
 async def test_a_muted_client_is_not_read_from():
-    async with answering_lab(rules=(slow_client(),), mode=ThrottleMode.MUTE) as lab:
+    async with answering_lab(rules=(slow_client(),), holds=False) as lab:
         client, broker = await lab.pair(fetch(1))
         await broker.send(fetched(1, 10_000))
         await client.frame()

@@ -25,7 +25,6 @@ from relaylab.lab import (
 from proxy.quota.entities import QuotaKind
 from proxy.relay import connection
 from proxy.relay.interceptor import ClientSentOn
-from proxy.relay.services import ThrottleMode
 from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
 from proxy.wire.apis import LIST_OFFSETS
 from proxy.wire.rewrite import FALLBACK_NODE_ID
@@ -294,7 +293,7 @@ async def test_a_move_while_an_answer_is_held(soon, monkeypatch):
 
 async def test_a_move_while_the_client_is_muted(soon):
     rules = (slow_client(),)
-    async with open_pair("a", rules=rules, mode=ThrottleMode.MUTE) as pair:
+    async with open_pair("a", rules=rules, holds=False) as pair:
         client, broker = await at_broker_port(pair.a, frames.fetch_request(1))
         await broker.send(frames.fetch_response(1, 10_000))
         await client.frame()

@@ -12,7 +12,6 @@ from metrics import Instruments
 from metrics.clock import clock_ms
 from proxy.quota.rules import QuotaSettings
 from proxy.relay import timing
-from proxy.relay.services import ThrottleMode
 from proxy.relay.timing import SAMPLE_AFTER_MS, SAMPLE_EVERY, TimedApis
 from proxy.wire.apis import FETCH
 
@@ -156,7 +155,7 @@ async def test_a_hold_is_counted_as_one(all_are_measured, monkeypatch):
 
 
 async def test_what_a_muted_client_is_told_is_counted_as_a_hold(all_are_measured):
-    async with open_lab(rules=(slow_client(),), mode=ThrottleMode.MUTE) as lab:
+    async with open_lab(rules=(slow_client(),), holds=False) as lab:
         client, broker = await lab.pair(frames.fetch_request(1))
         await broker.send(frames.fetch_response(1, 10_000))
         await client.frame()

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,8 +19,9 @@ class Heap:
         self.top_bytes = 0
         """What leaves the heap, as it lies behind all that is in use."""
         self.trims = 0
+        self.mallinfo2 = lambda: SimpleNamespace(fordblks=self.free_bytes)
 
-    def trim(self) -> None:
+    def malloc_trim(self, _pad: ctypes.c_size_t) -> None:
         self.trims += 1
         self.free_bytes -= self.top_bytes
         self.top_bytes = 0
@@ -49,7 +51,7 @@ def heap():
 
 @pytest.fixture
 def memory(heap):
-    return FreedMemory(lambda: heap.free_bytes, heap.trim)
+    return FreedMemory(heap)
 
 
 def trims_after(heap, memory, changes):
@@ -83,7 +85,7 @@ def test_what_has_left_the_heap_counts_no_more(heap, memory):
 
 
 def test_another_c_library_is_left_alone():
-    FreedMemory.of(object()).give_back()
+    FreedMemory(object()).give_back()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
@@ -92,7 +94,7 @@ def test_glibc_says_what_is_free_and_gives_it_back():
     if not hasattr(library, "mallinfo2"):
         pytest.skip("musl, or glibc before 2.33")
     heap = Glibc(library)
-    memory = FreedMemory.of(heap)
+    memory = FreedMemory(heap)
     blocks = [bytearray(LITTLE_BYTES // 256) for _ in range(256 * 16)]
     memory.give_back()  # what others had freed before is in use now
     before_bytes, before = heap.free_bytes, heap.trims

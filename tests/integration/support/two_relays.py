@@ -19,7 +19,7 @@ from proxy.relay.clients import ClientRegistry
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.ports import SharedPorts
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.services import Limits, Reapers, Services
 
 HOST = "127.0.0.1"
 LISTENER = "default"
@@ -122,7 +122,7 @@ def _make(steering: MapSteering, bootstrap: str, rules: tuple[Rule, ...]) -> Mem
     services = Services(
         loop=loop,
         limits=Limits(),
-        mode=ThrottleMode.DELAY,
+        holds=True,
         quotas=quotas,
         reapers=Reapers(loop, instruments),
         instruments=instruments,

@@ -30,7 +30,7 @@ from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.ports import SharedPorts
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.services import Limits, Reapers, Services
 from proxy.relay.steering import Steering
 from proxy.relay.tls import server_context
 
@@ -293,7 +293,7 @@ async def open_lab(
     client_tls: Certificates | None = None,
     upstream_tls: Certificates | None = None,
     rules: tuple[Rule, ...] = (),
-    mode: ThrottleMode = ThrottleMode.DELAY,
+    holds: bool = True,
     limits: Limits | None = None,
     takes_free_ports: bool = True,
     passes_unknown_apis: bool = False,
@@ -323,7 +323,7 @@ async def open_lab(
     services = Services(
         loop=loop,
         limits=limits or Limits(),
-        mode=mode,
+        holds=holds,
         quotas=quotas,
         reapers=Reapers(loop, instruments),
         instruments=instruments,
