@@ -1,7 +1,7 @@
 """The ports of all members of a host: opened once, by the launcher or by a member alone."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from structlog import get_logger
@@ -74,23 +74,28 @@ class HostPorts(SharedPorts):
         of_host = self._bind_admin(bind)
         if len(self.members) == 1:
             self.members[0].own_admin.extend(of_host)
+            self.unshared.extend(of_host)
             return
+        self._share(of_host)
         for number, member in enumerate(self.members):
             port = bind.port + 1 + number if bind.port else 0
             member.own_admin.extend(self._bind_admin(replace(bind, port=port)))
+            self._share(member.own_admin)
             member.shared_admin.extend(of_host)
 
     def _bind_admin(self, bind: HostPort) -> list[socket.socket]:
         """Return sockets that have an admin port, one for each address of its host."""
         try:
-            sockets = bind_ports(bind.host, bind.port, self.sharing_with or ())
+            return bind_ports(bind.host, bind.port, self.sharing_with or ())
         except OSError as error:
             raise AdminError(f"admin.bind: {bind}: {error.strerror or error}") from None
+
+    def _share(self, sockets: Iterable[socket.socket]) -> None:
+        """Have what connects to admin ports wait while a member is started, or replaced."""
         for sock in sockets:
             self.add(ADMIN, (sock,))
             if self.sharing_with is None:
                 sock.listen()
-        return sockets
 
 
 def _broker_ports(

@@ -39,6 +39,8 @@ class SharedPorts:
         self.sharing_with: Mapping[Address, int] | None = None
         self._groups: list[tuple[str, Sequence[socket.socket]]] = []
         """Those that share a port, with the name of their listener."""
+        self.unshared: list[socket.socket] = []
+        """Further ones, which listen as long as they are served. Nothing waits there."""
 
     def open(self, listener: str, host: str, port: int, count: int = 1) -> list[socket.socket]:
         """Return `count` sockets of a listener that share one port; 0 is any free one for all.
@@ -92,12 +94,15 @@ class SharedPorts:
         """Close all sockets, those that share a port in one go."""
         for _, sockets in self._groups:
             close_all(sockets)
+        close_all(self.unshared)
         self._groups.clear()
+        self.unshared.clear()
 
     def sockets(self) -> Iterator[socket.socket]:
         """Yield all sockets."""
         for _, sockets in self._groups:
             yield from sockets
+        yield from self.unshared
 
     def addresses(self) -> Iterator[Address]:
         """Yield where each socket listens."""
