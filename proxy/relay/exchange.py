@@ -64,10 +64,9 @@ class RequestKind:
 
     def is_wanted(self, now_ms: float) -> bool:
         """Return whether an interceptor asks for one that comes now."""
-        interceptor = self.session.interceptor
-        if interceptor is None or self.acks == NO_ACKS or self.api_key not in INTERCEPTED_APIS:
+        if self.acks == NO_ACKS or self.api_key not in INTERCEPTED_APIS:
             return False
-        return interceptor.wants(self.api_key, now_ms)
+        return self.session.interceptor.wants(self.api_key, now_ms)
 
 
 @dataclass(eq=False)

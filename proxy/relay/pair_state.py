@@ -215,7 +215,7 @@ class PairState:
             exchange.gated_ms = waited_ms = now_ms - since_ms
             charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
             self.services.count_throttled(charge, waited_ms, session.usage)
-            if is_fetch and session.interceptor is not None:
+            if is_fetch:
                 session.interceptor.gated(since_ms, now_ms)
         return True
 

@@ -561,7 +561,6 @@ class RequestFlow(FrameFlow):
     def _is_for_broker(self, exchange: Exchange, frame: memoryview) -> bool:
         """Show a request, the latest of those in flight; return whether it is to be sent on."""
         pair, interceptor = self._pair, exchange.kind.session.interceptor
-        assert interceptor is not None
         try:
             exchange.seen = interceptor.request(exchange.head(len(frame)), frame, exchange.sent_ms)
         except ClientSentOn:

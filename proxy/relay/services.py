@@ -109,7 +109,7 @@ class Services:
     reapers: Reapers
     instruments: Instruments
     clients: ClientRegistry
-    interceptor: Interceptor | None = None
+    interceptor: Interceptor
     steering: Steering | None = None
     """None: all clients are this process's own."""
     lane: bool = True

@@ -12,7 +12,6 @@ from proxy.quota.connection_quotas import ConnectionSlot
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import FetchSizes
 from proxy.quota.meters import ThrottleTime
-from proxy.relay.interceptor import ClientInterceptor
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.steering import Owner, Visit
@@ -36,9 +35,7 @@ class ClientSession:
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
         self.identity = identity
         self.quotas: ClientQuotas = services.quotas.client(identity, origin.ip)
-        self.interceptor: ClientInterceptor | None = None
-        if services.interceptor is not None:
-            self.interceptor = services.interceptor(identity, origin.node_id)
+        self.interceptor = services.interceptor(identity, origin.node_id)
         self.owner: Owner | None = None
         """The member that owns the client, if it is another one."""
         self.lacks_fallback = self._began_alone = False
@@ -138,8 +135,7 @@ class ClientSession:
     def close(self) -> None:
         """Release the quotas and counters."""
         self.quotas.close()
-        if self.interceptor is not None:
-            self.interceptor.close()
+        self.interceptor.close()
         self._services.clients.disconnected(self.identity)
 
 

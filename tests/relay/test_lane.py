@@ -10,9 +10,10 @@ from struct import pack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parts.interceptors import AllShown
 from parts.sensor_views import sensors_in_use
 from relaylab import frames
-from relaylab.lab import AllShown, End, Lab, open_lab, turns, until
+from relaylab.lab import End, Lab, open_lab, turns, until
 
 from metrics import CounterChild
 from metrics.clock import clock_ms

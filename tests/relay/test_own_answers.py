@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parts.interceptors import AllShown
 from relaylab import frames
 from relaylab.lab import (
     LIMIT_S,
     LISTENER,
-    AllShown,
     fast_client,
     open_lab,
     slow_client,

@@ -3,9 +3,10 @@
 from struct import pack
 
 import pytest
+from parts.interceptors import AllShown
 from parts.sensor_views import sensors_in_use
 from relaylab import frames
-from relaylab.lab import AllShown, open_lab, turns, until
+from relaylab.lab import open_lab, turns, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind

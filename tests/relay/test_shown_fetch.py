@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parts.interceptors import AllShown
 from relaylab import frames
-from relaylab.lab import LIMIT_S, AllShown, fast_client, open_lab, turns, until
+from relaylab.lab import LIMIT_S, fast_client, open_lab, turns, until
 from relaylab.topic_frames import BY_NAME, fetched
 
 from proxy.relay.frame_flow import READ_BYTES

@@ -8,11 +8,11 @@ from struct import pack
 from typing import Any
 
 import pytest
+from parts.interceptors import AllShown
 from parts.two_members import MapSteering, member_at, moved
 from relaylab import frames
 from relaylab.lab import (
     LISTENER,
-    AllShown,
     End,
     Lab,
     fast_client,

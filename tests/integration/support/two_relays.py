@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from parts.interceptors import NothingShown
 from parts.two_members import MapSteering, member_at, moved
 from prometheus_client import CollectorRegistry
 
@@ -127,6 +128,7 @@ def _make(steering: MapSteering, bootstrap: str, rules: tuple[Rule, ...]) -> Mem
         reapers=Reapers(loop, instruments),
         instruments=instruments,
         clients=ClientRegistry(instruments.bytes_total),
+        interceptor=lambda *_: NothingShown(),
         steering=steering,
     )
     host, port = bootstrap.rsplit(":", 1)

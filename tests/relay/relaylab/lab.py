@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import trustme
+from parts.interceptors import NothingShown
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
@@ -329,6 +330,7 @@ async def open_lab(
         instruments=instruments,
         max_pipes=512 if splice else 0,
         clients=ClientRegistry(instruments.bytes_total, new_usage),
+        interceptor=lambda *_: NothingShown(),
         topic_names=names,
         passes_unknown_apis=passes_unknown_apis,
         steering=steering,
@@ -383,19 +385,6 @@ async def open_lab(
     assert services.pipes.open_pipes == 0
     assert not services.clients.connections
     assert is_inner or not await left_open(files)
-
-
-class AllShown:
-    """An interceptor of every request; subclasses say what it makes of each."""
-
-    def wants(self, _api_key, _now_ms):
-        return True
-
-    def gated(self, _start_ms, _now_ms):
-        pass
-
-    def close(self):
-        pass
 
 
 def slow_client(name: str = "test", kind: QuotaKind = QuotaKind.CONSUMER_BYTE_RATE) -> Rule:
