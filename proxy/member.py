@@ -178,7 +178,7 @@ class Member:
             self._relay, self._services, self._store, lambda: self._secrets.certificates
         )
         self._history = History(self._quotas.measured_rates)
-        self._request_times = RequestTimes(self._services.times.by_name)
+        self._request_times = RequestTimes(self._services.times)
         self._slices = Slices()
         """For all long walks of this process."""
         self._metering = self._make_metering()

@@ -443,7 +443,7 @@ class RequestFlow(FrameFlow):
             end=end,
             acks=acks,
             count=services.request_counter(api_key, version),
-            times=services.times.of(api_key),
+            times=services.times_of(api_key),
             bounded_by=None if byte_rate is None else QuotaKind(byte_rate),
             plain_start=None if is_looked_into else start,
             max_bytes=None if api_key == FETCH else 0,

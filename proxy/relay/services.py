@@ -29,7 +29,7 @@ from proxy.relay.paced_steps import LoginPace, PacedSteps
 from proxy.relay.pump import MAX_PIPES, PipePool
 from proxy.relay.resets import Resets
 from proxy.relay.steering import Steering
-from proxy.relay.timing import TimedApis
+from proxy.relay.timing import ApiTimes
 from proxy.relay.unshown_frames import UnshownFrames
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
 from proxy.wire.frames import FrameFault
@@ -131,7 +131,8 @@ class Services:
     pipes: PipePool = field(init=False)
     resets: Resets = field(init=False)
     abandoned: AbandonedRequests = field(init=False)
-    times: TimedApis = field(init=False)
+    times: dict[str, ApiTimes] = field(default_factory=dict)
+    """The histograms of the APIs that were seen, by their names."""
     unshown: UnshownFrames = field(init=False)
     """What the lane has sent on, and an interceptor is to see."""
     is_ending: bool = False
@@ -146,7 +147,6 @@ class Services:
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
         self.resets = Resets(self.loop)
         self.abandoned = AbandonedRequests(self.loop)
-        self.times = TimedApis(self.instruments)
         self.unshown = UnshownFrames(self.loop.call_later)
         self.quotas.on_lent = self._await_leases
         no_pipe = partial(self.log.warning, "no pipe for splice, copying instead", reason="no_pipe")
@@ -178,6 +178,13 @@ class Services:
         """Return the child of requests_total; versions that no schema knows share a label."""
         label = str(version) if is_known(api_key, version) else OTHER
         return self.instruments.requests_total.of(api_name(api_key), label)
+
+    def times_of(self, api_key: int) -> ApiTimes:
+        """Return the histograms of an API; keep them on hot paths."""
+        name = api_name(api_key)
+        if name not in self.times:
+            self.times[name] = ApiTimes(self.instruments, name)
+        return self.times[name]
 
     def count_throttled(
         self, charge: ThrottleTime, hold_ms: float, usage: ClientUsage | None

@@ -7,7 +7,6 @@ client's and the broker's.
 
 from metrics import HistogramChild, Instruments
 from metrics.clock import MS_PER_SECOND
-from proxy.wire.apis import api_name
 
 SAMPLE_EVERY = 67
 """Of an API's requests one in so many is measured. A prime: no client's habits have that period."""
@@ -42,22 +41,6 @@ class ApiTimes:
         self.left = SAMPLE_EVERY
         self.due_ms = read_ms + SAMPLE_AFTER_MS
         return ExchangeTimes(self, read_ms, hold_ms, now_ms)
-
-
-class TimedApis:
-    """The histograms of all APIs that were seen."""
-
-    def __init__(self, instruments: Instruments) -> None:
-        self._instruments = instruments
-        self.by_name: dict[str, ApiTimes] = {}
-
-    def of(self, api_key: int) -> ApiTimes:
-        """Return those of one API; keep them on hot paths."""
-        name = api_name(api_key)
-        times = self.by_name.get(name)
-        if times is None:
-            times = self.by_name[name] = ApiTimes(self._instruments, name)
-        return times
 
 
 class ExchangeTimes:

@@ -38,7 +38,7 @@ async def new(lab: Lab, _: str) -> None:
 
 
 async def dialling(lab: Lab, _: str) -> None:
-    lab.services.times.of(METADATA)  # made once, if the request gets so far
+    lab.services.times_of(METADATA)  # made once, if the request gets so far
     client = await lab.client()
     await client.send(frames.metadata_request(1))
     (connection,) = lab.relay.connections
@@ -116,7 +116,7 @@ async def test_a_closed_pair_leaves_nothing(no_collector, state, how):
     rules = tuple(map(slow_client, CLIENTS))
     async with open_lab(rules=rules) as lab:
         counts = []
-        lab.services.times.of(METADATA)  # of which the state `dialling` may see nothing
+        lab.services.times_of(METADATA)  # of which the state `dialling` may see nothing
         for client_id in CLIENTS:  # the first time makes what is made once
             await state(lab, client_id)
             await end(lab, how)

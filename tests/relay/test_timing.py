@@ -12,15 +12,14 @@ from metrics import Instruments
 from metrics.clock import clock_ms
 from proxy.quota.rules import QuotaSettings
 from proxy.relay import timing
-from proxy.relay.timing import SAMPLE_AFTER_MS, SAMPLE_EVERY, TimedApis
-from proxy.wire.apis import FETCH
+from proxy.relay.timing import SAMPLE_AFTER_MS, SAMPLE_EVERY, ApiTimes
 
 BIG_BYTES = 300_000
 PARTS = ("broker", "proxy", "hold")
 
 
 def api_times(registry=None):
-    return TimedApis(Instruments(registry or CollectorRegistry(), max_label_sets=1)).of(FETCH)
+    return ApiTimes(Instruments(registry or CollectorRegistry(), max_label_sets=1), "Fetch")
 
 
 def seconds(times):
