@@ -63,11 +63,10 @@ _log = get_logger(__name__)
 class VisitorEviction:
     """How long the client of a connection stays: for good, or until it is to go to its owner."""
 
-    __slots__ = ("_carries_data", "_drain", "_is_decided", "_is_sent_on", "_pair", "_timer")
+    __slots__ = ("_carries_data", "_is_decided", "_is_sent_on", "_pair", "_timer")
 
-    def __init__(self, pair: PairState, drain: Callable[[], None]) -> None:
+    def __init__(self, pair: Connection) -> None:
         self._pair = pair
-        self._drain = drain
         self._is_decided = self._carries_data = self._is_sent_on = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -119,7 +118,8 @@ class VisitorEviction:
         owner = session.owner.name if session.owner is not None else None
         about = {"owner": owner, "client_id": session.identity.client_id}
         _log.debug("client let go to its owner", **about, **pair.origin.about)
-        self._drain()
+        pair.drain()
+        pair.responses.hold_at_most(LAST_HOLD_MS)
 
 
 class Connection(PairState):
@@ -160,7 +160,7 @@ class Connection(PairState):
         self.crowded = NOT_DELAYED
         """Until its client's connection_rate lets it go on."""
         self._close_wait: asyncio.TimerHandle | None = None
-        self.eviction = VisitorEviction(self, self._let_go)
+        self.eviction = VisitorEviction(self)
         self.requests: RequestFlow = RequestFlow(self)
         self.responses: ResponseFlow = ResponseFlow(self)
 
@@ -413,10 +413,6 @@ class Connection(PairState):
             and not session.quotas.owed_ms(charge.kind, clock_ms())
         ):
             self.muted.release_now()
-
-    def _let_go(self) -> None:
-        self.drain()
-        self.responses.hold_at_most(LAST_HOLD_MS)
 
     def send_on(self) -> None:
         """See PairState."""
