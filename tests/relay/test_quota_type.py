@@ -75,7 +75,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_contributing_says_is_enough(scratch: Path, answer_bytes: int) -> None:
     script = scratch / "script.py"
     script.write_text(SCRIPT)
-    path = ":".join(map(str, (scratch, ROOT / "tests" / "relay")))
+    path = ":".join(map(str, (scratch, ROOT / "tests", ROOT / "tests" / "relay")))
     done = subprocess.run(
         [sys.executable, script, str(scratch), str(answer_bytes), str(MOST_ANSWERS)],
         env={"PYTHONPATH": path},
