@@ -9,6 +9,8 @@ BUFFER_BYTES = 1 << 20
 NOT_REQUESTED, REQUESTED = 0, 1
 """Whether the peer is asked to update its keys as well."""
 
+_SET_GROUPS_LIST = 92
+
 _openssl = ctypes.CDLL(_ssl.__file__)
 for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_new", "BIO_s_mem"):
     getattr(_openssl, name).restype = ctypes.c_void_p
@@ -18,7 +20,7 @@ _pointer = ctypes.c_void_p
 class UpdatingClient:
     """Shows a server key updates, which Python's own client cannot."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, groups: bytes = b"") -> None:
         self.sock = sock
         self._context = _pointer(_openssl.SSL_CTX_new(_pointer(_openssl.TLS_client_method())))
         self.ssl = _pointer(_openssl.SSL_new(self._context))
@@ -26,6 +28,8 @@ class UpdatingClient:
         self._come, self._to_send = (_pointer(_openssl.BIO_new(memory)) for _ in range(2))
         _openssl.SSL_set_bio(self.ssl, self._come, self._to_send)
         _openssl.SSL_set_connect_state(self.ssl)
+        if groups:
+            _openssl.SSL_ctrl(self.ssl, _SET_GROUPS_LIST, 0, groups)
 
     def hello(self) -> bytes:
         _openssl.SSL_do_handshake(self.ssl)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import socket
+import ssl
 import weakref
 
 import pytest
@@ -77,6 +78,16 @@ async def test_a_long_hello_is_given_up_before_it_is_there(certificates):
     client.send(records_of_a_hello(4096))
     with pytest.raises(OSError, match="Protocol error"):
         await asyncio.wait_for(greeting, LIMIT_S)
+    client.close()
+
+
+@pytest.mark.parametrize("group", [b"ffdhe8192", b"ffdhe2048", b"P-521", b"X448"])
+async def test_no_costly_key_exchange_can_be_asked_for(certificates, group):
+    client, near = socket.socketpair()
+    near.setblocking(False)
+    client.send(UpdatingClient(client, group).hello())
+    with pytest.raises(ssl.SSLError, match="NO_SUITABLE"):
+        await asyncio.wait_for(handshake(near, certificates.server(), server_side=True), LIMIT_S)
     client.close()
 
 
