@@ -49,6 +49,9 @@ otherwise: a proxy that is killed must not forget it."""
 RESOLVE_PAUSE_S = 1.0
 """Between two look-ups of topic ids that the cluster did not know."""
 
+RESOLVE_AT_ONCE = 100
+"""So many topic ids are asked for in one request: a client may name 20,000 that do not exist."""
+
 RESOLVE_TRIES = 5
 """After so many look-ups an id is given up: a topic that was just made is known a little later."""
 
@@ -381,7 +384,9 @@ class Queries:
             self._names_wanted.clear()
             while wanted := self._names.wanted():
                 try:
-                    self._names.resolved(await self._client.topic_names(wanted))
+                    for at in range(0, len(wanted), RESOLVE_AT_ONCE):
+                        asked = wanted[at : at + RESOLVE_AT_ONCE]
+                        self._names.resolved(await self._client.topic_names(asked))
                 except UpstreamError as error:
                     _log.warning("topic names not looked up, trying again", error=str(error))
                 else:

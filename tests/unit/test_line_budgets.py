@@ -25,7 +25,7 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1328, 650),
     "proxy/tier": Budget(4236, 2350),
     "proxy/onboarding": Budget(969, 700),
-    "proxy/queries": Budget(791, 650),
+    "proxy/queries": Budget(796, 650),
     "proxy/admin": Budget(6220, 4250),
     "proxy/config": Budget(2578, 2150),
     "proxy/relay": Budget(6743, 4300),
