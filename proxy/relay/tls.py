@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-from cryptography.x509 import load_pem_x509_certificates
+from cryptography.x509 import load_der_x509_certificate, load_pem_x509_certificates
 
 _SHORT_NAMES = {
     "commonName": "CN",
@@ -18,6 +18,7 @@ _SHORT_NAMES = {
     "streetAddress": "STREET",
     "domainComponent": "DC",
     "userId": "UID",
+    "1.2.840.113549.1.9.1": "emailAddress",
 }
 
 _RFC_2253_SPECIAL = re.compile(r'([,+"\\<>;]|^[ #]|(?<=.) $)')
@@ -50,9 +51,25 @@ def sni_of(sock: ssl.SSLObject) -> str | None:
 
 
 def principal_of(sock: ssl.SSLObject) -> str | None:
-    """Return the distinguished name of the client's certificate, None without one."""
-    certificate = sock.getpeercert()
+    """Return the distinguished name of the client's certificate, None without one.
+
+    Raises OSError where it cannot be read.
+    """
+    try:
+        certificate = sock.getpeercert()
+    except UnicodeDecodeError:  # it reads all, such as another name with a mail address in Latin-1
+        return _subject_of(sock.getpeercert(binary_form=True) or b"")
     return distinguished_name(certificate.get("subject", ())) if certificate else None  # type: ignore[arg-type]
+
+
+def _subject_of(der: bytes) -> str | None:
+    try:
+        parts = load_der_x509_certificate(der).subject.rdns
+    except ValueError as error:
+        raise OSError(f"the subject of the client's certificate: {error}") from None
+    return distinguished_name(
+        tuple(tuple((each.rfc4514_attribute_name, str(each.value)) for each in p) for p in parts)
+    )
 
 
 def distinguished_name(subject: tuple[tuple[tuple[str, str], ...], ...]) -> str | None:
