@@ -18,7 +18,7 @@ from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, Gate, InFlightFetch, Wai
 from .meter import Lease, Level, Meter, sensor_name
 from .meters import Meters, ThrottleTime
 from .rules import Match
-from .turns import Step, TurnPath
+from .turns import TURN_BYTES, Step, TurnPath
 
 SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
@@ -242,8 +242,10 @@ class ClientQuotas:
                 return False
             if waiter.gate is gate:
                 cost = waiter.size if came is None or level not in own else came
+                if lags := gate.lags(now_ms):  # turns are scarce then, and not bytes
+                    cost = max(cost, TURN_BYTES)
                 gate.leave(waiter, now_ms, taken_bytes=cost)
-                if is_fetched:
+                if is_fetched and not lags:
                     waiter.paid[gate] = cost
             if not is_fetched:
                 gate.give_turn(waiter)

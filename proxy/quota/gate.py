@@ -297,18 +297,22 @@ class Gate:
 
         Not while its clients lag behind their bound, or this one behind its share.
         """
-        pacer = self._pacer
-        expected_ms = self.expected_size / pacer.bound * MS_PER_SECOND
-        lags = pacer.next_ms + expected_ms < now_ms - pacer.burst_ms / 2
         are_many = granted_bytes >= FEW_BATCHES * sizes.batch_bytes
         learns_ms = max(sizes.known_until_ms, self._learns_ms) if sizes.batch_bytes else now_ms
-        if not pacer.is_pacing or lags or (are_many and now_ms < learns_ms):
+        is_pacing = self._pacer.is_pacing
+        if not is_pacing or self.lags(now_ms) or (are_many and now_ms < learns_ms):
             return granted_bytes
         if self.waiting and self.turns.is_behind(client):
             return granted_bytes
         if are_many:
             self._learns_ms = now_ms + LEARN_EVERY_MS
         return min(granted_bytes, LEAST_GRANT_BYTES)
+
+    def lags(self, now_ms: float) -> bool:
+        """Return whether less is taken than the bound allows: it is not that which makes wait."""
+        pacer = self._pacer
+        expected_ms = self.expected_size / pacer.bound * MS_PER_SECOND
+        return pacer.is_pacing and pacer.next_ms + expected_ms < now_ms - pacer.burst_ms / 2
 
     def limit(self, granted_bytes: int, last_bytes: int | None, now_ms: float) -> int:
         """Return `granted_bytes`, or less near the bound, for a Fetch whose response is not held.

@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/usage": Budget(997, 980),
     "proxy/pipeline": Budget(3092, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5613, 3100),
+    "proxy/quota": Budget(5619, 3100),
     "proxy/progress": Budget(3638, 2950),
     "proxy/state": Budget(2186, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

@@ -1,5 +1,6 @@
 """Clients of a budget on virtual time, wired as the relay does it, against water filling."""
 
+import heapq
 from itertools import product
 
 import pytest
@@ -15,6 +16,7 @@ RATE = 200 * MB
 ASKED_BYTES = 50 * MB
 BEGIN_MS, END_MS = 4_000.0, 14_000.0
 KINDS = (CONSUMER, PRODUCER)
+TURN_MS = 0.5
 SETTLED = {"rel": 0.05}
 
 ANALYTICS = Budget(name="analytics", bounds=dict.fromkeys(KINDS, RATE))
@@ -46,6 +48,26 @@ class NewEachTime(Sized):
     def answered(self, size, expected):
         super().answered(size, expected)
         self.sizes = FetchSizes()
+
+
+class Costly(Sized):
+    """One whose turns take the proxy's time."""
+
+    def _try(self):
+        was_waiting = self._waits
+        super()._try()
+        if was_waiting and not self._waits:
+            self.world.now_ms += TURN_MS
+
+
+class LateLoop(ClosedLoop):
+    """One in which what takes time makes all else late."""
+
+    def run(self, end_ms):
+        while self._events and self.now_ms <= end_ms:
+            at_ms, _, action = heapq.heappop(self._events)
+            self.now_ms = max(self.now_ms, at_ms)
+            action()
 
 
 class World:
@@ -143,6 +165,19 @@ def test_a_guarantee_is_a_floor_of_the_share(notebooks):
     world.loop.run(END_MS)
     shares = divide(200, [Claim(3, 60, 150), *[Claim()] * notebooks])
     assert list(world.rates().values()) == pytest.approx(shares, **SETTLED)
+
+
+@pytest.mark.parametrize("size", [100, 500])
+def test_who_asks_for_little_at_a_time_takes_no_time_from_others(size):
+    """Where turns are scarce, and not bytes, each counts as an ordinary one."""
+    world = World(rule("tiny", budget=SMALL), rule("plain", budget=SMALL))
+    world.loop = LateLoop(world.quotas)
+    world.reads("tiny", 64, size, kind=Costly)
+    world.reads("plain", 4, 100_000, kind=Costly)
+    world.loop.run(END_MS)
+    rates = world.rates()
+    assert rates["plain"] > 4, rates
+    assert sum(rates.values()) == pytest.approx(8, **SETTLED), rates
 
 
 def test_alone_a_client_gets_its_ceiling():
