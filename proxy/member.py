@@ -33,7 +33,7 @@ from proxy.config.descriptors import share_files
 from proxy.config.differences import find_differences, find_schedule_changes
 from proxy.config.models import HIDE_PASSWORD, MAX_WORKERS
 from proxy.config.reload import Reloader
-from proxy.config.secrets import Secrets, read_secrets
+from proxy.config.secrets import ALL_RIGHTS, Secrets, read_secrets
 from proxy.config.stores import FormerOwner, open_store
 from proxy.debt_records import KeptDebts
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
@@ -501,6 +501,8 @@ class Member:
             self._metering.meter.hash_key = secrets.hash_key
         # The texts of the tokens that there were at the start: others wait for a restart.
         self._admin.guard.access = access_of(self._config, secrets)
+        if self._tier is not None:
+            self._tier.client.use(secrets.tokens.get(ALL_RIGHTS), secrets.peers)
         self._secrets = secrets
         self._health.show_certificates()
 

@@ -61,6 +61,8 @@ class Secrets:
     """With which names in usage records are hashed."""
     admin: ssl.SSLContext | None = field(repr=False)
     """The TLS of the admin server."""
+    peers: ssl.SSLContext | None = field(repr=False)
+    """That of a tier's members towards each other's admin servers."""
     certificates: tuple[Certificate, ...]
     tls_digest: bytes = field(repr=False)
     """Of the files behind the TLS contexts: with the same content these need not be replaced."""
@@ -104,6 +106,7 @@ def read_secrets(config: Config) -> Secrets:
         tokens=tokens,
         hash_key=files.read_hash_key(hash_key_file) if hash_key_file else None,
         admin=_server_context(admin.tls) if admin.tls else None,
+        peers=_peer_context(admin.tls) if admin.tls and config.tier else None,
         certificates=tuple(certificates),
         tls_digest=digest.digest(),
     )
@@ -129,3 +132,16 @@ def _certificates_of(
 
 def _server_context(tls: ServerTls) -> ssl.SSLContext:
     return server_context(tls.cert_file, tls.key_file, tls.ca_file)
+
+
+def _peer_context(tls: ServerTls) -> ssl.SSLContext:
+    """Return how members know each other at admin ports.
+
+    They trust what the system does, `admin.tls.ca_file`, and the certificate of this one, which
+    this one shows.
+    """
+    context = ssl.create_default_context()
+    context.load_verify_locations(tls.ca_file or tls.cert_file)
+    context.load_verify_locations(tls.cert_file)
+    context.load_cert_chain(tls.cert_file, tls.key_file)
+    return context

@@ -71,8 +71,12 @@ class PeerClient:
     """
 
     def __init__(self, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
-        self._token, self._tls = token, tls
+        self.use(token, tls)
         self._session: aiohttp.ClientSession | None = None
+
+    def use(self, token: str | None, tls: ssl.SSLContext | None) -> None:
+        """Show another token and certificate from now on, and trust others."""
+        self._token, self._tls = token, tls
 
     async def close(self) -> None:
         """Break off all requests, and close all connections."""

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any
 
 from structlog import get_logger
 
-from proxy.config import Config
 from proxy.quota.manager import Debt
 from proxy.state import Document, Record
 from proxy.tasks import end_tasks
@@ -202,19 +200,3 @@ class Peers:
             return json.loads(reply.body)
         except ValueError as error:
             raise PeerError(member, str(error)) from None
-
-
-def peer_tls(config: Config) -> ssl.SSLContext | None:
-    """Return how members know each other at admin ports; None: without TLS.
-
-    They trust what the system does, `admin.tls.ca_file`, and the certificate of this one, which
-    this one shows.
-    """
-    given = config.admin.tls
-    if given is None:
-        return None
-    tls = ssl.create_default_context()
-    tls.load_verify_locations(given.ca_file or given.cert_file)
-    tls.load_verify_locations(given.cert_file)
-    tls.load_cert_chain(given.cert_file, given.key_file)
-    return tls

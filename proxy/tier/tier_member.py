@@ -33,7 +33,7 @@ from proxy.tier.group.group_member import GroupMember, until_vacant
 from proxy.tier.key_rules import TierRules
 from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peer_client import PeerClient, Target
-from proxy.tier.peers import Peers, peer_tls
+from proxy.tier.peers import Peers
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
 from proxy.tier.slot_loads import TierLoads
@@ -102,7 +102,7 @@ class TierMember:
         """Whether this member is to own nothing: after crashes in a row, or as it ends."""
         # Each of these knows only those before it.
         self._rules = rules = TierRules(config)
-        self.client = PeerClient(secrets.tokens.get(ALL_RIGHTS), peer_tls(config))
+        self.client = PeerClient(secrets.tokens.get(ALL_RIGHTS), secrets.peers)
         self._peers = peers = Peers(self.client)
         # A newcomer may wait for its slots until it is reached.
         is_reached = partial(self.request_rebalance, at_once=True)

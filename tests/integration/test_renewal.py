@@ -13,6 +13,7 @@ import trustme
 from support.operating import call, reloads, running, until_reloads, write
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import TIMEOUT_S, RawClient, api_versions
+from support.tier import TierMachine, tier_config, until_shared
 
 from examples.devkit.broker import EmbeddedBroker
 from proxy.relay.tls import not_after
@@ -256,6 +257,27 @@ def test_the_token(kafka: EmbeddedBroker, tmp_path: Path) -> None:
         token_file.write_text("\n")
         until(lambda: reloads(process)["failed"] == 1, "refused", NOTICED_WITHIN_S)
         assert call(process, "DELETE", QUOTA, token="second").status == 404
+
+
+def test_members_show_each_other_the_new_token(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("first\n")
+    machines = []
+    for name in ("a", "b"):
+        settings = tier_config(kafka.bootstrap, "renewed", name)
+        settings["admin"]["token_file"] = str(token_file)
+        machines.append(TierMachine(settings, tmp_path / name))
+
+    def is_answered(token: str) -> bool:
+        """Return whether each takes the token, and the leader that of the other."""
+        answers = [call(each, "DELETE", QUOTA, token=token) for each in machines]
+        return [each.status for each in answers] == [404, 404]
+
+    with running(machines[0]), running(machines[1]):
+        until_shared(*machines)
+        assert is_answered("first")
+        token_file.write_text("second\n")
+        until(lambda: is_answered("second"), "the second token counts", NOTICED_WITHIN_S)
 
 
 def test_other_tokens_wait_for_a_restart(kafka: EmbeddedBroker, tmp_path: Path) -> None:
