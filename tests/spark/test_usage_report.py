@@ -190,6 +190,11 @@ def test_what_is_doubtful_is_said(report: Callable[..., Reported], spark: SparkS
         {**record(9), "schema_version": 2, "bytes": "new"},
         {**record(10), "bytes": -1},
         {**record(11), "rates": {"high": 1}},
+        *({**record(13 + number), "requests": 2**62} for number in range(2)),
+        {**record(15), "connections": 2**63 - 1},
+        {**record(16), "rates": {"1": 2**63 - 1}},
+        {**record(17), "held_seconds": "NaN"},
+        record(2**63 - 1),
         {**record(12), "topic": 7, "bytes": [1]},
         b'{"schema_version": 1, "memb',
         b"\xff\x00",
@@ -202,7 +207,7 @@ def test_what_is_doubtful_is_said(report: Callable[..., Reported], spark: SparkS
     for said in (
         "11 of 14 days have no records at all",
         "5 records are missing, by gaps in the numbers of host/0",
-        "9 messages were rejected and are in no sum: 2 a field is missing or has an impossible "
+        "15 messages were rejected and are in no sum: 8 a field is missing or has an impossible "
         "value, 4 damaged: not JSON, or a field of another type, 2 no usage record, 1 schema "
         "version newer than 1",
         "1 records start after their end",

@@ -42,7 +42,7 @@ _UNFINISHED = "_temporary"
 
 _COUNTS = ("requests", "connections", "held_seconds", "would_be_seconds", "peak")
 _LATEST_MS = 253_402_300_800_000  # of the year 9999, the last one of Spark's dates
-_MOST_BYTES = 2**53  # of one record; thousands of them can't exceed what a sum holds
+_MOST = 2**53  # of a figure in one record: thousands of them can't exceed what a sum holds
 
 
 class Stored(NamedTuple):
@@ -74,13 +74,15 @@ def judged(messages: DataFrame) -> DataFrame:
     )
     version = F.expr("try_cast(get_json_object(text, '$.schema_version') as int)")
     possible = F.expr(f"""
-        json.member is not null and json.epoch is not null and json.sequence >= 0
-        and json.start_ms is not null and json.end_ms between 0 and {_LATEST_MS - 1}
+        json.member is not null and json.epoch between 0 and {_MOST}
+        and json.sequence between 0 and {_MOST} and json.start_ms between 0 and {_MOST}
+        and json.end_ms between 0 and {_LATEST_MS - 1}
         and json.listener is not null and json.direction in ('read', 'write')
-        and json.bytes between 0 and {_MOST_BYTES}
-        and {" and ".join(f"coalesce(json.{name}, 0) >= 0" for name in _COUNTS)}
+        and json.bytes between 0 and {_MOST}
+        and {" and ".join(f"coalesce(json.{name}, 0) between 0 and {_MOST}" for name in _COUNTS)}
         and forall(coalesce(map_entries(json.rates), array()),
-                   each -> each.key rlike '^-?[0-9]{{1,4}}$' and each.value >= 0)
+                   each -> each.key rlike '^-?[0-9]{{1,4}}$'
+                           and each.value between 0 and {_MOST})
     """)
     reason = (
         F.when(F.col("value").isNull(), NO_RECORD)
