@@ -133,9 +133,12 @@ def _same_clients(config: Config) -> Iterator[Conflict]:
 
 
 def _too_few_ports(config: Config) -> Iterator[Conflict]:
-    """Yield that a listener has fewer ports for brokers than there are workers."""
-    workers = config.worker_count
+    """Yield that there are fewer ports for brokers, or behind the admin port, than workers."""
+    workers, highest = config.worker_count, endpoints.MAX_PORT
     those = f"{workers} workers" + (" (auto)" if config.workers == AUTO else "")
+    if workers > 1 and config.admin.bind.port + workers > highest:
+        message = f"{those} need as many ports behind it, and {highest} is the last one"
+        yield Conflict(("admin", "bind"), message, f"write a port up to {highest - workers}")
     for at, listener in enumerate(config.listeners if workers > 1 else ()):
         loc, ports = ("listeners", at, "broker_ports"), listener.broker_ports
         if ports is None:
