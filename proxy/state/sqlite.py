@@ -22,7 +22,7 @@ from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 
-from .store import MemoryStore, Record, StateError, Store
+from .store import DamagedError, MemoryStore, Record, StateError, Store
 
 _log = get_logger(__name__)
 
@@ -62,10 +62,6 @@ _LOCK_START, _LOCK_LENGTH = 0x4000_0000, 512  # the bytes that SQLite locks
 
 PRIMARY_CODE = 0xFF
 """The part of SQLite's result code that says the kind of error."""
-
-
-class DamagedError(StateError):
-    """What is in the file cannot be read, and never will be."""
 
 
 class SqliteStore(Store):
@@ -242,7 +238,7 @@ def open_or_start_empty(path: Path, *, wait_ms: float = 0.0) -> SqliteStore:
     """
     try:
         with closing(SqliteStore(path, wait_ms=wait_ms)) as store:
-            store.items("")
+            _ = [each.value for each in store.items("")]
     except DamagedError as error:
         kept = _set_aside(path)
         _log.error(

@@ -31,6 +31,10 @@ class StateError(Exception):
         self.fix = fix
 
 
+class DamagedError(StateError):
+    """What is kept cannot be read, and never will be."""
+
+
 class UnknownFormError(ValueError):
     """A record was written by another version of the program, and is to be left as it is."""
 
@@ -70,11 +74,11 @@ class Record:
 
     @property
     def value(self) -> Json:
-        """The value, a new copy each time. Raises StateError when the text is not JSON."""
+        """The value, a new copy each time. Raises DamagedError when the text is not JSON."""
         try:
             value: Json = json.loads(self.text)
-        except (TypeError, ValueError) as error:
-            raise StateError(
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DamagedError(
                 f"the value of {self.key!r} in the state is damaged: {error}",
                 "restore the state from a backup, or remove this record",
             ) from error

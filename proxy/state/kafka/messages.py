@@ -112,7 +112,7 @@ def read_message(topic: str, slot: int, message: Any) -> tuple[Place, Content]:
         if key == OWNER_KEY:
             return (slot, key), StateOwner(**json.loads(text))
         return (slot, key), Record(key, text, int(headers[VERSION_HEADER]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(where, f"{type(error).__name__}, {error}") from error
 
 

@@ -61,6 +61,7 @@ def test_the_form_is_a_contract():
         (received(b"\xff", None), "is damaged: UnicodeDecodeError"),
         (received(b"owner", b"{", [FORM]), "is damaged: JSONDecodeError"),
         (received(b"owner", b"[]", [FORM]), "is damaged: TypeError"),
+        (received(b"owner", b"[" * 100_000, [FORM]), "is damaged: RecursionError"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_its_place(message, text):

@@ -65,6 +65,15 @@ def test_a_damaged_file_is_kept_aside_and_an_empty_one_begun(path, spoil):
     assert len(set(kept)) == 2
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 100_000], ids=["cut off", "nested too deeply"])
+def test_a_value_that_is_no_json_is_damage(path, text):
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE record SET value = ? WHERE key = 'a/0007'", (text,))
+    with capture_logs() as logs, closing(open_or_start_empty(path)) as store:
+        assert store.items("") == []
+    assert "the value of 'a/0007' in the state is damaged" in logs[0]["problem"]
+
+
 def test_what_a_crash_left_in_the_log_is_not_taken_for_the_new_files(path, tmp_path):
     with closing(SqliteStore(path)) as store:
         store.put("a/0000", "last")
