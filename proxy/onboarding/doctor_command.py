@@ -18,6 +18,7 @@ from typing import Final
 from urllib.error import HTTPError
 
 from proxy.admin.commands.operator_commands import (
+    MISREAD,
     AdminAddress,
     AdminRefusal,
     admin_address,
@@ -78,11 +79,14 @@ def _doctor(options: argparse.Namespace) -> int:
     options.url = options.url or _url(config)
     address = replace(admin_address(options), timeout_s=LIMIT_S)
     admin = _see_admin(config, address, options.token_file)
-    progress = progress_of(admin, subject)
-    known = {each["topic"] for each in progress["partitions"]} if progress is not None else ()
-    topics = [options.topic] if options.topic else sorted(known)
-    listeners = asyncio.run(_see_listeners(config, admin, topics))
-    findings = list(check_query(config, table, subject, admin, listeners))
+    try:
+        progress = progress_of(admin, subject)
+        known = {each["topic"] for each in progress["partitions"]} if progress is not None else ()
+        topics = [options.topic] if options.topic else sorted(known)
+        listeners = asyncio.run(_see_listeners(config, admin, topics))
+        findings = list(check_query(config, table, subject, admin, listeners))
+    except MISREAD as error:
+        raise address.no_proxy() from error
     for line in _lines(subject.name, findings):
         sys.stdout.write(f"{line}\n")
     is_wrong = any(each.verdict is Judgement.WRONG for each in findings)
@@ -131,8 +135,8 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
         )
     except AdminRefusal as error:
         failure = error.problem
-    except KeyError as error:
-        failure = f"{address.url} is not a quota proxy of this version: it does not say {error}"
+    except MISREAD:
+        failure = address.no_proxy().problem
     return AdminSight(address.url, failure=failure)
 
 

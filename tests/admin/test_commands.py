@@ -62,6 +62,38 @@ async def test_another_server_is_no_proxy(capfd, command: list[str], body: bytes
     assert (code, url in said, "fix:" in said) == (1, True, True)
 
 
+CHECKED = """\
+cluster: {bootstrap_servers: [127.0.0.1:1]}
+listeners: [{name: a, bind: 127.0.0.1:2, advertised_host: 127.0.0.1, broker_ports: 3-4}]
+"""
+
+LISTS = ("quotas", "connections", "queries", "listeners")
+ODD_ROWS = {
+    "no lists": dict.fromkeys(LISTS, 1),
+    "texts": {key: ["a"] for key in LISTS},
+    "no rules, and texts": {key: [] if key == "quotas" else ["a"] for key in LISTS},
+    "empty": {key: [] for key in LISTS},
+}
+
+
+@pytest.mark.parametrize("document", ODD_ROWS.values(), ids=ODD_ROWS.keys())
+async def test_the_doctor_finds_that_another_server_is_no_proxy(capfd, tmp_path, document):
+    (tmp_path / "proxy.yaml").write_text(CHECKED)
+    async with other_server(json.dumps(document).encode()) as url:
+        command = ["doctor", "etl", "-c", str(tmp_path / "proxy.yaml"), "--url", url]
+        code = await asyncio.to_thread(main, command)
+    said = "".join(capfd.readouterr())
+    assert (code, f"{url} is not a quota proxy of this version" in said) == (1, True)
+
+
+@pytest.mark.parametrize("limit", ["WALK_LIMIT_S", "MAX_REPLY_BYTES"])
+async def test_a_list_without_an_end_is_given_up(monkeypatch, limit: str):
+    monkeypatch.setattr(operator_commands, limit, 0.2 if limit == "WALK_LIMIT_S" else 1000)
+    async with other_server(b'{"quotas": [], "next": "x"}') as url:
+        with pytest.raises(AdminRefusal, match="/v1/quotas does not end"):
+            await asyncio.to_thread(AdminAddress(url).rows, "/v1/quotas", "quotas")
+
+
 @pytest.mark.parametrize("body", [b"[" * 200_000, b'{"error": "\\u001b[31m", "fix": "\\u0007"}'])
 async def test_a_refusal_steers_no_terminal(capfd, body: bytes):
     async with other_server(body, b"HTTP/1.0 400 \x1b[32m\r\n\r\n") as url:

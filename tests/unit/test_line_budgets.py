@@ -24,10 +24,10 @@ BUDGETS = {
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1330, 650),
     "proxy/tier": Budget(4222, 2350),
-    "proxy/onboarding": Budget(969, 700),
+    "proxy/onboarding": Budget(973, 700),
     "proxy/queries": Budget(796, 650),
-    "proxy/admin": Budget(6220, 4250),
-    "proxy/config": Budget(2594, 2150),
+    "proxy/admin": Budget(6232, 4250),
+    "proxy/config": Budget(2597, 2150),
     "proxy/relay": Budget(6760, 4300),
     "proxy/usage": Budget(997, 980),
     "proxy/pipeline": Budget(3092, 2700),
@@ -39,7 +39,7 @@ BUDGETS = {
         5396, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(868, 650),
-    "proxy/spark/usage": Budget(1563, 900),
+    "proxy/spark/usage": Budget(1565, 900),
 }
 """By the folders and modules of each room."""
 

@@ -26,9 +26,13 @@ from proxy.state import Document
 PAGE_ROWS = 1_000  # as many as an answer may have
 MAX_REPLY_BYTES = 256 << 20  # of any path: the metrics of 10,000 clients have a tenth of it
 MAX_TOKEN_CHARS = 16 << 10
+WALK_LIMIT_S = 60.0  # for all pages of a list, which have MAX_REPLY_BYTES together at most
 PIECE_BYTES = 1 << 20
 DEFAULT_URL = "http://127.0.0.1:9644"
 _FIX_URL = "give the address of admin.bind as --url"
+
+MISREAD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What fails on an answer's parts that are no proxy's."""
 
 
 class AdminRefusal(Exception):  # noqa: N818 - what came of it, for people
@@ -155,8 +159,11 @@ class AdminAddress:
         body: Mapping[str, object] | None = None,
     ) -> Document:
         """Return the JSON object that a path answers with, which has these keys. As `read`."""
+        return self._object(self.read(path, body), known)
+
+    def _object(self, answer: bytes, known: Set[str]) -> Document:
         try:
-            document = json.loads(self.read(path, body))
+            document = json.loads(answer)
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict) or not known <= document.keys():
@@ -171,8 +178,13 @@ class AdminAddress:
         """Return all rows of a list, page by page. As `read`."""
         rows: list[Document] = []
         cursor: str | None = ""
+        size, end_s = 0, monotonic() + WALK_LIMIT_S
         while cursor is not None:
-            page = self.document(f"{path}?limit={PAGE_ROWS}&cursor={cursor}", {key})
+            answer = self.read(f"{path}?limit={PAGE_ROWS}&cursor={cursor}")
+            size += len(answer)
+            if size > MAX_REPLY_BYTES or monotonic() > end_s:
+                raise AdminRefusal(f"{self.url}: {path} does not end", _FIX_URL)
+            page = self._object(answer, {key})
             rows += page[key]
             cursor = page.get("next")
         return rows
@@ -233,7 +245,7 @@ def _calls(function: str, *names: str) -> Callable[[argparse.Namespace], None]:
         module, address = import_module(f"{__package__}.asking_commands"), admin_address(options)
         try:
             getattr(module, function)(address, **given)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except MISREAD as error:
             raise address.no_proxy() from error
 
     return command
