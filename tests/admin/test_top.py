@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from admin_world import HOSTILE, MIB, PRODUCER, AdminWorld, running, serve
@@ -114,6 +115,11 @@ class Terminal:
     def press(self, key: str) -> None:
         os.write(self._descriptor, key.encode())
 
+    def hang_up(self) -> None:
+        """Let the terminal be gone; the command is told so by no signal."""
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), self._descriptor)
+
     async def until(self, text: bytes) -> None:
         """Wait until the terminal was sent a text after what was waited for before."""
         while text not in self.seen:
@@ -202,6 +208,13 @@ async def test_interrupted_it_leaves_the_terminal_in_order(terminal: Terminal):
     terminal.process.send_signal(signal.SIGINT)
     await terminal.until(END_OF_SCREEN)
     assert await terminal.process.wait() == 0
+
+
+async def test_it_ends_with_its_terminal(terminal: Terminal):
+    await terminal.until(b"sorted by held")
+    terminal.hang_up()
+    async with asyncio.timeout(60):
+        assert await terminal.process.wait() in (0, 1)
 
 
 async def test_a_proxy_that_is_not_there_is_an_error(world: AdminWorld):

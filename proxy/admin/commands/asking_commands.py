@@ -107,7 +107,8 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
     def key_within(seconds: float) -> str:
         readable, _, _ = select.select([descriptor], [], [], seconds)
-        return os.read(descriptor, 1).decode("ascii", "replace") if readable else ""
+        # A terminal that is gone gives nothing, again and again.
+        return (os.read(descriptor, 1) or b"q").decode("ascii", "replace") if readable else ""
 
     try:
         tty.setcbreak(descriptor)
@@ -116,7 +117,8 @@ def _keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, raw)
         yield key_within
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # it is gone
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def run_connections(
