@@ -284,7 +284,7 @@ class UsageWriter:
                         await self._topic.ensure(ATTEMPT_LIMIT_S)
                         self._is_ready = True
                     await self._topic.append(records)
-            except (UpstreamError, RefusedError, StateError) as error:
+            except Exception as error:  # also what answers cause that no broker should give
                 self._failed(error)
                 self._is_ready = False
                 refused = not isinstance(error, UpstreamError)

@@ -106,3 +106,28 @@ async def test_the_end_waits_for_a_while_only_and_says_what_is_lost(monkeypatch)
         "log_level": "error",
     }
     assert lost(metrics) == 3
+
+
+async def test_answers_that_make_no_sense_end_neither_the_writing_nor_the_proxy(monkeypatch):
+    monkeypatch.setattr(usage_topic, "RETRY_REFUSED_S", 0.01)
+    writer, metrics = open_writer()
+    tried: list[float] = []
+
+    async def ensure(_: object, limit_s: float) -> None:
+        tried.append(limit_s)
+        (_,) = [limit_s] if len(tried) == 3 else []
+
+    async def append(_: object, records: object) -> None:
+        pass
+
+    monkeypatch.setattr(usage_topic.UsageTopic, "ensure", ensure)
+    monkeypatch.setattr(usage_topic.UsageTopic, "append", append)
+    writer.add(record())
+    with capture_logs() as logs:
+        async with asyncio.timeout(20):
+            await writer.close()
+    assert [each["event"].partition(",")[0] for each in logs] == [
+        "usage is not written",
+        "usage is written again",
+    ]
+    assert (len(tried), lost(metrics)) == (3, 0)
