@@ -243,6 +243,15 @@ def test_the_page_needs_nothing_else_and_shows_names_as_text(
     assert page.count("<svg") == page.count("</svg>") == 3
 
 
+def test_names_that_are_longer_than_any_should_be_are_cut(report: Callable[..., Reported]) -> None:
+    names = [f"{number}{'x' * 32_000}" for number in range(2)]
+    values = [record(number, client_id=name, rule=name) for number, name in enumerate(names)]
+    found = report(values)
+    assert {*found.rows} == {*names}
+    assert len(found.page) < 64_000
+    assert f">{names[0][:255]}…</td>" in found.page
+
+
 def test_a_topic_that_is_not_ours_is_told_from_one_without_records(
     report: Callable[..., Reported], spark: SparkSession, tmp_path: Path
 ) -> None:

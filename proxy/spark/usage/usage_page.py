@@ -18,6 +18,7 @@ WIDTH_PX, HEIGHT_PX, MARGIN_PX, FOOT_PX = 960, 240, 76, 22
 BAR_PX, ROW_PX, NAME_PX, WORDS_PX = 16, 24, 250, 150
 """Of a bar its height, that with the gap, and the room for its name and figure."""
 DATES_SHOWN, BARS_SHOWN, ROWS_SHOWN, NAME_CHARS = 10, 15, 200, 34
+LONGEST_NAME = 256  # that is shown whole
 
 STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;color:#37352f;max-width:1000px;margin:32px auto}
@@ -65,6 +66,11 @@ def time_words(seconds: float) -> str:
     return f"{seconds / 86_400:.4g} days"
 
 
+def cut_name(name: str) -> str:
+    """Leave out the end of a name that is longer than any should be."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
 def _money(team: Usage) -> str:
     return NO_FIGURE if team.cost is None else cost_words(team.cost, team.currency)
 
@@ -102,7 +108,7 @@ def _parts(figures: UsageFigures, notes: Sequence[str], made_at: str) -> Iterato
     cells = (
         (
             name,
-            ", ".join(row["teams"]),
+            ", ".join(map(cut_name, row["teams"])),
             size_words(row["read_bytes"]),
             size_words(row["write_bytes"]),
         )
@@ -153,7 +159,7 @@ def _days(figures: UsageFigures) -> Iterator[str]:
             size = by_day.get(day, {}).get(name, 0)
             height = size / most * (floor - FOOT_PX)
             y -= height
-            title = escape(f"{day} {name}: {size_words(size)}")
+            title = escape(f"{day} {cut_name(name)}: {size_words(size)}")
             yield (
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{step * 0.8:.1f}" height="{height:.1f}" '
                 f'fill="{colours[name]}"><title>{title}</title></rect>'
@@ -162,7 +168,8 @@ def _days(figures: UsageFigures) -> Iterator[str]:
             yield f'<text x="{x:.1f}" y="{HEIGHT_PX - 4}">{day:%b %d}</text>'
     yield "</svg><p>"
     for name in names:
-        yield f'<span class="key"><b style="color:{colours[name]}">■</b> {escape(name)}</span>'
+        key = escape(cut_name(name))
+        yield f'<span class="key"><b style="color:{colours[name]}">■</b> {key}</span>'
     yield "</p>"
 
 
@@ -174,8 +181,9 @@ def _bars(rows: Iterable[tuple[str, float, str]]) -> str:
     for number, (name, figure, words) in enumerate(rows):
         width, y = figure / most * (WIDTH_PX - NAME_PX - WORDS_PX), ROW_PX * number
         shown = name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
+        title = escape(cut_name(name))
         parts += (
-            f'<text x="0" y="{y + 13}">{escape(shown)}<title>{escape(name)}</title></text>',
+            f'<text x="0" y="{y + 13}">{escape(shown)}<title>{title}</title></text>',
             f'<rect x="{NAME_PX}" y="{y}" width="{width:.1f}" height="{BAR_PX}" fill="#4a7fb5"/>',
             f'<text x="{NAME_PX + width + 8:.1f}" y="{y + 13}">{escape(words)}</text>',
         )
@@ -201,7 +209,7 @@ def _team_cells(team: Usage) -> Sequence[str]:
     sizes = (size_words(team.read_bytes), size_words(team.written_bytes))
     rates = (team.read_p95, team.read_p99, team.read_peak, team.write_p99, team.write_peak)
     held = time_words(team.held_seconds)
-    return (team.team, *sizes, _money(team), growth, *map(_rate, rates), held)
+    return (cut_name(team.team), *sizes, _money(team), growth, *map(_rate, rates), held)
 
 
 def _rule_cells(rule: Usage) -> Sequence[str]:
@@ -210,4 +218,4 @@ def _rule_cells(rule: Usage) -> Sequence[str]:
     verdict = "unused" if rule.first_day is None else verdict
     times = (rule.held_seconds, rule.would_be_held_seconds, rule.busy_seconds)
     rates = (rule.read_p99, rule.write_p99)
-    return (rule.team, verdict, *map(time_words, times), *map(_rate, rates))
+    return (cut_name(rule.team), verdict, *map(time_words, times), *map(_rate, rates))

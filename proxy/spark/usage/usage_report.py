@@ -29,7 +29,7 @@ from .command_line import UsageInputError, run_program
 from .record_frames import RECORDS_FOLDER, REJECTED_FOLDER, days_of, read_days
 from .teams import NO_TEAM, Teams, read_teams
 from .usage_figures import PERCENTILES, Client, Usage, UsageFigures, figures_of
-from .usage_page import cost_words, html_of, size_words
+from .usage_page import cost_words, cut_name, html_of, size_words
 
 TABLE_FILE, PAGE_FILE, RULES_FILE = "usage.csv", "usage.html", "suggested-rules.yaml"
 DEFAULT_DAYS, MOST_DAYS = 30, 3660
@@ -335,7 +335,7 @@ def summary_of(figures: UsageFigures, notes: Iterable[str]) -> Iterator[str]:
     for each in figures.teams[:TEAMS_TOLD]:
         sizes = f"read {size_words(each.read_bytes)}, written {size_words(each.written_bytes)}"
         cost = "" if each.cost is None else f", {cost_words(each.cost, each.currency)}"
-        yield f"{_printable(each.team)}: {sizes}{cost}"
+        yield f"{_printable(cut_name(each.team))}: {sizes}{cost}"
     for note in notes:
         yield f"note: {_printable(note)}"
 
