@@ -493,6 +493,8 @@ class Member:
                 self._relay.listeners[name].use_tls(context)
             self._bootstrap.tls = secrets.upstream
             self._admin.listening.tls = secrets.admin
+            if self._tier is not None:
+                self._tier.client.tls = secrets.peers
             _log.info("certificates renewed")
         # The password of another user waits with that user for a restart.
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
@@ -502,7 +504,7 @@ class Member:
         # The texts of the tokens that there were at the start: others wait for a restart.
         self._admin.guard.access = access_of(self._config, secrets)
         if self._tier is not None:
-            self._tier.client.use(secrets.tokens.get(ALL_RIGHTS), secrets.peers)
+            self._tier.client.token = secrets.tokens.get(ALL_RIGHTS)
         self._secrets = secrets
         self._health.show_certificates()
 

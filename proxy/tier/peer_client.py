@@ -71,12 +71,9 @@ class PeerClient:
     """
 
     def __init__(self, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
-        self.use(token, tls)
+        self.token, self.tls = token, tls
+        """May be replaced at any time."""
         self._session: aiohttp.ClientSession | None = None
-
-    def use(self, token: str | None, tls: ssl.SSLContext | None) -> None:
-        """Show another token and certificate from now on, and trust others."""
-        self._token, self._tls = token, tls
 
     async def close(self) -> None:
         """Break off all requests, and close all connections."""
@@ -107,9 +104,9 @@ class PeerClient:
             )
         if body is not None:
             own["Content-Type"] = "application/json"
-        if self._token is not None:
-            own["Authorization"] = f"Bearer {self._token}"
-        url, tls = URL(f"{to.url.rstrip('/')}{target}", encoded=True), self._tls or True
+        if self.token is not None:
+            own["Authorization"] = f"Bearer {self.token}"
+        url, tls = URL(f"{to.url.rstrip('/')}{target}", encoded=True), self.tls or True
         received = bytearray()
         try:
             async with session.request(

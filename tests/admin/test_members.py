@@ -431,7 +431,7 @@ async def test_members_ask_each_other_over_tls(tier: TierWorld):
         assert [each["name"] for each in status["unreachable"]] == list(NAMES[1:])
         assert all("certificate is not trusted" in each["why"] for each in status["unreachable"])
         assert (await of("a/0")("PUT", ETL, json=BODY, headers=bearer("ops"))).status == 503
-        tier.tiers["a/0"].client.use("ops-text", trusting)
+        tier.tiers["a/0"].client.tls = trusting
         assert (await of("a/0")("PUT", ETL, json=BODY, headers=bearer("ops"))).status == 200
 
 
