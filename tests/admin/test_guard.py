@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from admin_world import AdminWorld, Ask, running, serve, start
+from admin_world import AdminWorld, Ask, running, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -214,13 +214,6 @@ async def test_the_token_is_compared_in_constant_time(
 async def test_without_a_token_only_loopback_is_bound(world: AdminWorld, host: str):
     with pytest.raises(AdminError, match="set a token"):
         await world.server(host).start(())
-
-
-async def test_a_port_in_use_is_an_error(world: AdminWorld):
-    first = world.server()
-    async with running(first):
-        with pytest.raises(AdminError, match="in use"):
-            await start(world.server(), port=first.port)
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)

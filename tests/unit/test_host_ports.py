@@ -10,6 +10,7 @@ import trustme
 import yaml
 
 from examples.devkit.loopback import free_ports
+from proxy.admin.server import AdminError
 from proxy.config import Config, load_config
 from proxy.config.check_report import find_hints
 from proxy.config.endpoints import PortRange
@@ -27,7 +28,7 @@ SNI = "b-{node_id}.kafka.example"
 def configured(tmp_path: Path) -> Callable[..., Config]:
     """`configured(workers, **changes of the listener)` loads a configuration."""
 
-    def load(workers: int | str, **listener: object) -> Config:
+    def load(workers: int | str, admin_port: int = 0, **listener: object) -> Config:
         section = {"name": "main", "bind": f"{HOST}:0", "advertised_host": "proxy.example"}
         document = {
             "cluster": {"bootstrap_servers": ["broker-1:9092"]},
@@ -35,7 +36,7 @@ def configured(tmp_path: Path) -> Callable[..., Config]:
             "workers": workers,
             "state": {"kind": "kafka", "topic": "state"},
             "tier": {"name": "tier", "machine": "machine"},
-            "admin": {"bind": f"{HOST}:0"},
+            "admin": {"bind": f"{HOST}:{admin_port}"},
         }
         file = tmp_path / "proxy.yaml"
         file.write_text(yaml.safe_dump(document))
@@ -124,6 +125,16 @@ def test_a_port_that_is_taken_leaves_none_open(configured):
             machine.open_all()
     with socket.socket() as probe:
         probe.bind((HOST, first))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_admin_port_that_is_taken_leaves_none_open(configured, workers):
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        machine = HostPorts(configured(workers, port, broker_ports=0))
+        with pytest.raises(AdminError, match=rf"admin.bind: {HOST}:{port}: .* in use"):
+            machine.open_all()
+    assert not list(machine.sockets())
 
 
 @pytest.mark.parametrize(
