@@ -13,11 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.functions import col, concat_ws, count, countDistinct, length, udf
 from pyspark.sql.streaming import StreamingQuery
-from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
 
 from examples.demo.jobs import DAY_GO_FILE, DAY_TOPIC, PLANS, TRIGGER_S, Job
 from metrics.clock import MS_PER_SECOND
@@ -34,6 +42,36 @@ DRAIN_TIMEOUT_S = 120
 CLOSE_TIMEOUT_S = 5.0
 ROWS_PER_LOOK = 20
 """Rows between two looks whether processing is slow now."""
+
+
+class Batches(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types are not read
+    """Keeps what was told of each batch with rows.
+
+    Who asks a query for it gets all batches that it remembers, and Spark takes hundredths of a
+    second for each.
+    """
+
+    def __init__(self) -> None:
+        self._told = SimpleQueue[StreamingQueryProgress]()
+        self.has_ended = Event()
+        """Whether a query has, and all was told of it."""
+
+    def take(self) -> Iterator[StreamingQueryProgress]:
+        """Yield what was told since the last look."""
+        while not self._told.empty():
+            yield self._told.get()
+
+    def onQueryStarted(self, _: QueryStartedEvent) -> None:  # noqa: N802  # Spark's name
+        """Do nothing."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Keep it."""
+        if event.progress.numInputRows > 0:
+            self._told.put(event.progress)
+
+    def onQueryTerminated(self, _: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Say so."""
+        self.has_ended.set()
 
 
 def read_once(bootstrap: str, client_id: str, topic: str, jars: str, work_dir: str) -> None:
@@ -55,6 +93,8 @@ def read_once(bootstrap: str, client_id: str, topic: str, jars: str, work_dir: s
             .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH)
             .load()
         )
+        batches = Batches()
+        spark.streams.addListener(batches)
         query = (
             records.select("partition", "offset", length(col("value")).alias("size"))
             .writeStream.format("parquet")
@@ -63,7 +103,7 @@ def read_once(bootstrap: str, client_id: str, topic: str, jars: str, work_dir: s
             .trigger(availableNow=True)
             .start()
         )
-        _watch_once(query)
+        _watch_once(query, batches)
         written = spark.read.parquet(f"{work_dir}/rows").agg(
             count("*").alias("rows"), countDistinct("partition", "offset").alias("distinct")
         )
@@ -80,12 +120,13 @@ def run_plan(plan: str, bootstrap: str, proxy: str, jars: str, work_dir: str) ->
     topic, jobs = PLANS[plan].topic, PLANS[plan].jobs
     # Tasks that sleep need threads, not cores.
     with _session(f"quota-proxy demo {plan}", "local[8]", jars) as spark:
-        listener = QuotaListener(proxy)
+        listener, batches = QuotaListener(proxy), Batches()
         spark.streams.addListener(listener)
+        spark.streams.addListener(batches)
         try:
             start = partial(_start, spark, topic, bootstrap, work_dir)
             queries = [start(job) for job in jobs]
-            _watch(queries, Path(work_dir, "stop"))
+            _watch(queries, batches, Path(work_dir, "stop"))
             for job in PLANS[plan].last_jobs:
                 _say_written(spark, job, bootstrap)
         finally:
@@ -211,48 +252,41 @@ def _work(slow_file: Path, job: Job) -> Callable[[Column], Column]:
     return wrapped
 
 
-def _watch_once(query: StreamingQuery) -> None:
+def _watch_once(query: StreamingQuery, batches: Batches) -> None:
     """Say after each batch how many rows there are so far; raise when the query fails."""
-    rows, ended, last = 0, False, {query.name: -1}
+    rows, ended = 0, False
     while not ended:
         ended = bool(query.awaitTermination(REPORT_INTERVAL_S))
-        for progress in _new_batches(query, last):
+        if ended:
+            batches.has_ended.wait(CLOSE_TIMEOUT_S)
+        for progress in batches.take():
             rows += progress["numInputRows"]
             _say(batches=progress["batchId"] + 1, rows=rows)
 
 
-def _new_batches(query: StreamingQuery, last: dict[str, int]) -> Iterator[StreamingQueryProgress]:
-    """Yield what is known of the batches with rows since the `last` one, by query."""
-    for progress in query.recentProgress:
-        if progress["batchId"] > last[query.name] and progress["numInputRows"] > 0:
-            last[query.name] = progress["batchId"]
-            yield progress
-
-
-def _watch(queries: Sequence[StreamingQuery], stop_file: Path) -> None:
+def _watch(queries: Sequence[StreamingQuery], batches: Batches, stop_file: Path) -> None:
     """Print each batch; stop when each query has read as many rows as the stop file says.
 
     Until there is that file it waits: who makes the file decides how long, and ends this process
     with itself. Raises TimeoutError when they don't get there, and the error of a query that fails.
     """
     _say(ready=len(queries))
-    last = dict.fromkeys((query.name for query in queries), -1)
-    rows = dict.fromkeys(last, 0)
+    rows = dict.fromkeys((query.name for query in queries), 0)
     deadline_s: float | None = None
     while True:
         for query in queries:
             failure = query.exception()
             if failure is not None:
                 raise failure
-            for progress in _new_batches(query, last):
-                rows[query.name] += progress["numInputRows"]
-                _say(
-                    query=query.name,
-                    batch=progress["batchId"],
-                    started=progress["timestamp"],
-                    rows=progress["numInputRows"],
-                    duration_ms=progress["durationMs"]["triggerExecution"],
-                )
+        for progress in batches.take():
+            rows[progress["name"]] += progress["numInputRows"]
+            _say(
+                query=progress["name"],
+                batch=progress["batchId"],
+                started=progress["timestamp"],
+                rows=progress["numInputRows"],
+                duration_ms=progress["durationMs"]["triggerExecution"],
+            )
         if stop_file.exists():
             deadline_s = deadline_s or time.monotonic() + DRAIN_TIMEOUT_S
             wanted = int(stop_file.read_text())
