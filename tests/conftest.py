@@ -1,22 +1,21 @@
 """Fixtures that many tests share: a real broker, topics on it, records in them, a real Spark."""
 
 import faulthandler
-import fcntl
 import gc
 import itertools
 import os
+import re
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import hypothesis
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from pyspark.sql import SparkSession
+from xdist.scheduler import LoadFileScheduling
 
 from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.jars import connector_jars
@@ -36,12 +35,24 @@ hypothesis.settings.load_profile("same")
 gc.disable()  # until the tests are collected: of these objects none is garbage
 
 ANSWER_TIMEOUT_S = 30
-TURN_POLL_S = 0.1
 CLEAN_UP_TIMEOUT_S = 200
 SASL_USERS = {"alice": "alice-secret", "bob": "bob.secret"}
 CALM = {"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "9000"}
 """Kafka's own, for a broker that nobody kills: with those of `EmbeddedBroker` one that rests takes
 twice the time of a processor."""
+
+CHAINS = {
+    "queries": re.compile(
+        r"tests/integration/test_(answered_lookups|backpressure|doctor|outages|outside_queries|"
+        r"pipelines|progress|slow_listeners|spark|steering|tls|usage_pipeline|worker_queries)\.py"
+    ),
+    "examples": re.compile(r"tests/integration/test_(demo|readme)|tests/spark/"),
+    "pages": re.compile(r"tests/admin/test_page"),
+}
+"""Tests that one worker runs one after the other, since they share what takes long to start: a
+Spark, or a browser. A Spark takes a processor: of the two chains that have one, neither waits for
+the other, and they end about together.
+"""
 
 SPARK_OPTIONS = {
     "spark.ui.enabled": "false",
@@ -65,22 +76,29 @@ appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
 """
 
 
-def _computes(item: pytest.Item) -> bool:
-    """Return whether a test has a Spark, which takes all the time of a processor that it gets."""
-    has_spark = "spark" in getattr(item, "fixturenames", ())
-    return has_spark or item.path.name.startswith(("test_demo", "test_readme"))
+def _chain(nodeid: str) -> str | None:
+    return next((name for name, tests in CHAINS.items() if tests.match(nodeid)), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with slow tests first: with several workers, each has something to do until
-    near the end. Those that compute are spread among those that mostly wait.
+    """Put the chains first, and then the files with slow tests: with several workers, each has
+    something to do until near the end.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    computing = {item.path for item in items if _computes(item)}
-    places: dict[Path, float] = dict.fromkeys({item.path for item in items} - slow, 1.0)
-    for some in (slow & computing, slow - computing):
-        places |= {path: place / len(some) for place, path in enumerate(sorted(some))}
-    items.sort(key=lambda item: places[item.path])
+    items.sort(key=lambda item: (_chain(item.nodeid) is None, item.path not in slow))
+
+
+class ChainsAndFiles(LoadFileScheduling):
+    """Gives the tests of a chain to one worker, and those of a file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _chain(nodeid) or super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Keep tests together where `--dist loadfile` asks for it."""
+    return ChainsAndFiles(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
@@ -88,32 +106,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Run as many tests that compute at once as there are processors, however many workers: the
-    others go on meanwhile. Its time begins when a test has its turn.
-    """
-    if not _computes(item):
-        return (yield)
-    turns = item.config.rootpath / "build"
-    turns.mkdir(exist_ok=True)
-    with ExitStack() as files:
-        names = [turns / f"turn-{number}.lock" for number in range(os.cpu_count() or 1)]
-        opened = [files.enter_context(name.open("w")) for name in names]
-        while not any(_takes_turn(file) for file in opened):
-            time.sleep(TURN_POLL_S)
-        return (yield)
-
-
-def _takes_turn(file: IO[str]) -> bool:
-    """Lock a file until it is closed, also by the end of the process; return whether it is ours."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @pytest.hookimpl(wrapper=True)

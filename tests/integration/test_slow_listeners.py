@@ -5,6 +5,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from parts.attached import until_delivered
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 from support.groups import offsets_of
@@ -51,6 +52,7 @@ class SlowListener(StreamingQueryListener):
 def slow_listeners(spark: SparkSession) -> Iterator[None]:
     may_go_on = Event()
     listeners = [SlowListener(may_go_on) for _ in range(SLOW_LISTENERS)]
+    until_delivered(spark)  # else they wait at batches of tests before, too
     for listener in listeners:
         spark.streams.addListener(listener)
     yield

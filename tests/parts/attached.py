@@ -13,18 +13,25 @@ DELIVERED_MS = 120_000
 Listener = TypeVar("Listener", bound=QuotaListener)
 
 
+def until_delivered(spark: SparkSession) -> None:
+    """Wait until listeners have heard all that was until now.
+
+    One that is added hears what Spark delivers from then on, also of queries that ended before; on
+    a busy machine these events are many.
+    """
+    # pyspark has no public name for it.
+    spark._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(DELIVERED_MS)  # noqa: SLF001
+
+
 @contextmanager
 def attaching(spark: SparkSession) -> Iterator[Callable[[Listener], Listener]]:
-    """Give what adds a listener to the session; all are taken away and closed at the end.
-
-    A listener hears what Spark delivers from then on, also of queries that ended before: so these
-    events are waited for first, of which a busy machine has many.
+    """Give what adds a listener to the session, for events from then on; all are taken away and
+    closed at the end.
     """
-    jvm_session = spark._jsparkSession  # noqa: SLF001 - pyspark has no public name for it
     listeners: list[QuotaListener] = []
 
     def attach(listener: Listener) -> Listener:
-        jvm_session.sparkContext().listenerBus().waitUntilEmpty(DELIVERED_MS)
+        until_delivered(spark)
         listeners.append(listener)
         spark.streams.addListener(listener)
         return listener
