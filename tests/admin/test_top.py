@@ -151,6 +151,8 @@ async def run_in_terminal(url: str) -> AsyncIterator[Terminal]:
         stdout=its,
         stderr=its,
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40"},
+        # Who runs the tests in the background may ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(its)
     try:
