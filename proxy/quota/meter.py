@@ -541,11 +541,7 @@ class Meter(Sensor):
             return
         if self.brake is None:
             self.brake = Pacer(bound, 0.0, is_pacing=True, strict_until_ms=math.inf)
-        self.brake.burst_ms = SAVED_INTERVALS * adaptive.batch_interval_ms
-        owed_ms = self.brake.due_ms - now_ms
-        if owed_ms > 0:  # a number of bytes
-            self.brake.due_ms = now_ms + owed_ms * self.brake.bound / bound
-        self.brake.bound = bound
+        self.brake.change(bound, SAVED_INTERVALS * adaptive.batch_interval_ms, now_ms)
 
 
 def sensor_name(kind: QuotaKind, entity: str) -> str:

@@ -133,6 +133,12 @@ class Pacer:
         self.is_pacing = False
         self.due_ms = self.next_ms = -math.inf
 
+    def change(self, bound: float, burst_ms: float, now_ms: float) -> None:
+        """Set what a schedule keeps that decides alone. What is owed is a number of bytes."""
+        if self.due_ms > now_ms:
+            self.due_ms = now_ms + (self.due_ms - now_ms) * self.bound / bound
+        self.bound, self.burst_ms = bound, burst_ms
+
     def raise_bound(
         self, bound: float, allowance_ms: float, strict_until_ms: float, now_ms: float
     ) -> None:

@@ -66,9 +66,9 @@ def time_words(seconds: float) -> str:
     return f"{seconds / 86_400:.4g} days"
 
 
-def cut_name(name: str) -> str:
-    """Leave out the end of a name that is longer than any should be."""
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+def cut_name(name: str, most_chars: int = LONGEST_NAME) -> str:
+    """Return a name without its end where it is longer; by default, than any should be."""
+    return name if len(name) <= most_chars else f"{name[: most_chars - 1]}…"
 
 
 def _money(team: Usage) -> str:
@@ -180,10 +180,9 @@ def _bars(rows: Iterable[tuple[str, float, str]]) -> str:
     parts = [f'<svg viewBox="0 0 {WIDTH_PX} {ROW_PX * len(rows)}" role="img">']
     for number, (name, figure, words) in enumerate(rows):
         width, y = figure / most * (WIDTH_PX - NAME_PX - WORDS_PX), ROW_PX * number
-        shown = name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
-        title = escape(cut_name(name))
+        shown, title = escape(cut_name(name, NAME_CHARS)), escape(cut_name(name))
         parts += (
-            f'<text x="0" y="{y + 13}">{escape(shown)}<title>{title}</title></text>',
+            f'<text x="0" y="{y + 13}">{shown}<title>{title}</title></text>',
             f'<rect x="{NAME_PX}" y="{y}" width="{width:.1f}" height="{BAR_PX}" fill="#4a7fb5"/>',
             f'<text x="{NAME_PX + width + 8:.1f}" y="{y + 13}">{escape(words)}</text>',
         )
