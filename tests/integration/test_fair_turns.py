@@ -28,7 +28,7 @@ def test_a_client_beside_one_with_many_connections_is_answered_soon(
     mode: str,
 ) -> None:
     """While it waits the others get less than a second of the bound, once it was there before."""
-    name = topic(config={"retention.ms": "-1"})  # its records are of 1970
+    name = topic()
     with RawClient(kafka.bootstrap) as writer:
         writer.ask(produce(7, name, bytes(BATCH_BYTES)))
     rule = {"client-id": "<default>", "scope": "shared", "consumer_byte_rate": BOUND_BYTES}

@@ -102,7 +102,7 @@ def machines(
 @pytest.fixture
 def records(kafka: EmbeddedBroker, topic: Callable[..., str]) -> str:
     """Return a topic with two batches."""
-    name = topic(config={"retention.ms": "-1"})
+    name = topic()
     with RawClient(kafka.bootstrap) as writer:
         for _ in range(2):
             writer.ask(produce(9, name, b"." * RECORD_BYTES))

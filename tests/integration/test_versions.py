@@ -78,7 +78,7 @@ def test_too_new_api_versions_request_is_told_what_there_is(
 @pytest.fixture
 def used(kafka: EmbeddedBroker, topic: Callable[..., str]) -> tuple[str, Callable[[int, int], Any]]:
     """A topic, and what to ask of it for an API and version."""
-    name = topic(config={"retention.ms": "-1"})  # what is produced here is from 1970
+    name = topic()
     with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
         found = admin.describe_topics(TopicCollection([name]))[name].result(30).topic_id
     high, low = found.get_most_significant_bits(), found.get_least_significant_bits()

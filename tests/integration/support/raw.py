@@ -4,6 +4,7 @@ import itertools
 import socket
 import ssl
 import struct
+import time
 import uuid
 from typing import Any, Self
 
@@ -14,6 +15,8 @@ from proxy.wire.apis import API_VERSIONS, APIS, FETCH, LIST_OFFSETS, PRODUCE
 TIMEOUT_S = 30
 _MAGIC = 2
 _CHUNK_BYTES = 1 << 20
+_WRITTEN_MS = int(time.time() * 1000)
+"""The same in all records of a run, and recent: brokers delete what is older than retention."""
 
 
 def message(api_key: int, version: int, **fields: Any) -> Any:
@@ -88,7 +91,7 @@ def records(*values: bytes) -> bytes:
     size = sum(map(len, values)) + 100 * len(values) + 1000
     builder = MemoryRecordsBuilder(_MAGIC, 0, size)
     for value in values:
-        builder.append(timestamp=1, key=None, value=value)
+        builder.append(timestamp=_WRITTEN_MS, key=None, value=value)
     builder.close()
     return bytes(builder.buffer())
 
