@@ -54,7 +54,7 @@ def streamed(name: str, text: str, kind: str, samples: Iterator[Sample]) -> Fami
     return family
 
 
-def labelled(child: Collector, labels: Mapping[str, str]) -> Iterator[Sample]:
+def child_samples(child: Collector, labels: Mapping[str, str]) -> Iterator[Sample]:
     """Yield the samples of one label set of a metric, with these labels before their own."""
     for family in child.collect():
         for sample in family.samples:

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .exposition import OTHER, PREFIX, labelled, streamed
+from .exposition import OTHER, PREFIX, child_samples, streamed
 from .lock_free import CounterChild, HistogramChild
 
 THROTTLE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
@@ -118,7 +118,7 @@ class BoundedLabels(Collector, Generic[M]):
                 child = sets.get(values)
                 if child is not None:
                     labels = dict(zip(self._label_names, values, strict=True))
-                    yield from labelled(cast(Collector, child), labels)
+                    yield from child_samples(cast(Collector, child), labels)
 
 
 class _Declared(NamedTuple):

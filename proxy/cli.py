@@ -287,7 +287,7 @@ def _check(options: argparse.Namespace) -> int:
     lines += explain_budgets(settings.rules)
     lines += find_hints(config, table)
     keys = key_rules.keys_of(config, table)
-    lines += key_rules.find_key_hints(config, table, keys)
+    lines += key_rules.find_undivided_rules(config, table, keys)
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
         lines += explain_quotas(config, table, identity)

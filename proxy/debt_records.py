@@ -129,7 +129,7 @@ class DebtStore:
         )
 
 
-class KeptDebts:
+class DebtWriter:
     """Writes what clients owe each second. `take` first; `close` it before the store is closed.
 
     Where the state is no file nothing is kept: memory forgets it, and a topic would grow by each

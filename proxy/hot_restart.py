@@ -6,10 +6,16 @@ from collections.abc import Callable
 
 from structlog import get_logger
 
-from proxy.config.stores import FormerOwner
+from proxy.config.stores import PresentOwner
 from proxy.quota.rule_registry import read_changes
 from proxy.relay.ports import SharedPorts
-from proxy.relay.take_over import SERVE_TIMEOUT_S, OldProcess, Predecessor, Replaced, TakeOverError
+from proxy.relay.take_over import (
+    SERVE_TIMEOUT_S,
+    OldProcess,
+    Predecessor,
+    ReplacedProxy,
+    TakeOverError,
+)
 from proxy.state import Store
 
 _log = get_logger(__name__)
@@ -29,11 +35,11 @@ class HotRestart:
             ports.sharing_with = predecessor.sockets
 
     @property
-    def state_owner(self) -> FormerOwner | None:
+    def state_owner(self) -> PresentOwner | None:
         """What has the state now; None when nobody is replaced."""
         if self._predecessor is None:
             return None
-        return FormerOwner(self._predecessor.pid, self._replace)
+        return PresentOwner(self._predecessor.pid, self._replace)
 
     def _replace(self, state: Store) -> None:
         """Get all new connections and the predecessor's state, if we could go on with that.
@@ -71,7 +77,7 @@ class HotRestart:
             raise TakeOverError("this proxy was told to stop before it took over", "start it again")
 
 
-async def serve_until(stop: asyncio.Event, ready: Callable[[], None], proxy: Replaced) -> None:
+async def serve_until(stop: asyncio.Event, ready: Callable[[], None], proxy: ReplacedProxy) -> None:
     """Serve until `stop` is set, as a successor does, then stop. Raises what a task died of."""
     old_process = OldProcess(proxy, stop)
     try:

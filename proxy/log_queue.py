@@ -33,7 +33,7 @@ MOST_WAITS = 5
 _log = get_logger(__name__)
 
 
-class LogLevel:
+class LogLevelFilter:
     """The level in force."""
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class LibraryLog(logging.Handler):
             self.handleError(record)
 
 
-log_level: Final = LogLevel()
+log_level: Final = LogLevelFilter()
 log_queue: Final = LogQueue(
     os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else sys.__stderr__.fileno()
 )

@@ -23,8 +23,8 @@ from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
-from proxy.admin.request_times import RequestTimes, watch_lag
-from proxy.admin.server import AdminError, AdminServer
+from proxy.admin.request_times import RecentApiTimes, watch_lag
+from proxy.admin.server import AdminPortError, AdminServer
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
@@ -34,8 +34,8 @@ from proxy.config.differences import find_differences, find_schedule_changes
 from proxy.config.models import HIDE_PASSWORD, MAX_WORKERS
 from proxy.config.reload import Reloader
 from proxy.config.secrets import ALL_RIGHTS, Secrets, read_secrets
-from proxy.config.stores import FormerOwner, open_store
-from proxy.debt_records import KeptDebts
+from proxy.config.stores import PresentOwner, open_store
+from proxy.debt_records import DebtWriter
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
 from proxy.host_ports import HostPorts, MemberSockets
@@ -80,7 +80,7 @@ TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, 
 Work = Callable[[], Coroutine[None, None, None]]
 T = TypeVar("T")
 
-PORT_ERRORS = (ListenerError, AdminError)
+PORT_ERRORS = (ListenerError, AdminPortError)
 """What `Member.start` raises for a port that cannot be opened."""
 
 SETTLED_S = 30.0
@@ -178,11 +178,11 @@ class Member:
             self._relay, self._services, self._store, lambda: self._secrets.certificates
         )
         self._history = History(self._quotas.measured_rates)
-        self._request_times = RequestTimes(self._services.times)
+        self._request_times = RecentApiTimes(self._services.times)
         self._slices = Slices()
         """For all long walks of this process."""
         self._metering = self._make_metering()
-        self._debts = KeptDebts(config.state.kind, self._quotas, self._slices)
+        self._debts = DebtWriter(config.state.kind, self._quotas, self._slices)
         self._reloader = Reloader(path, config, self._apply, self._health.record_load)
         self.reload = self._reloader.request
         self.ports = HostPorts(config)
@@ -208,7 +208,7 @@ class Member:
         read; only then it is told to release that, which is waited for. New connections wait
         meanwhile; none is refused. When all is open it is told to stop. If that takes longer than
         SERVE_TIMEOUT_S, this process is ended. It is not replaced once `stop` is set.
-        Raises ListenerError, AdminError, StateError, TakeOverError, MembershipError.
+        Raises ListenerError, AdminPortError, StateError, TakeOverError, MembershipError.
         """
         prepare_process()
         launched, relay, tier = self._launched, self._relay, self._tier
@@ -421,7 +421,7 @@ class Member:
         """Answer for all at the port of the host, where the members that can do so accept."""
         self._admin.listening.serve([sock.dup() for sock in self._sockets.shared_admin])
 
-    def _open_store(self, owner: FormerOwner | None) -> Store:
+    def _open_store(self, owner: PresentOwner | None) -> Store:
         if self._tier is not None:
             return self._tier.open_store(owner)
         return open_store(self._config, self._bootstrap, owner)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from proxy.admin.port.guard import Access, AdminToken, Right
+from proxy.admin.port.guard import AccessRules, AdminToken, Right
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.login import Credentials, Login
 from proxy.config import Config
@@ -30,7 +30,7 @@ def bootstrap_of(config: Config, secrets: Secrets, on_refused: Callable[[], None
     return Bootstrap(servers, secrets.upstream, config.limits.connect_timeout_s, login)
 
 
-def access_of(config: Config, secrets: Secrets) -> Access:
+def access_of(config: Config, secrets: Secrets) -> AccessRules:
     """Return who may do what on the admin port."""
     admin = config.admin
     tokens = [
@@ -49,7 +49,7 @@ def access_of(config: Config, secrets: Secrets) -> Access:
         *map(config.named, admin.hosts),
         *(config.named(each.advertised_host) for each in config.listeners),
     )
-    return Access(tokens, admin.read_needs_token, admin.open_paths, {*map(str.lower, hosts)})
+    return AccessRules(tokens, admin.read_needs_token, admin.open_paths, {*map(str.lower, hosts)})
 
 
 def limits_of(config: Config) -> Limits:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from metrics.clock import clock_ms, cpu_ms
 from proxy.admin.audit import AuditLog
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.history import History
 from proxy.admin.query_documents import QueryDocuments
 from proxy.queries.queries import Queries
@@ -58,10 +58,12 @@ class AdminParts:
     def __post_init__(self) -> None:
         self.queries = QueryDocuments(self.reports, self.slices, self.clock_ms, self.cpu_ms)
 
-    def now(self, adaptive: Mapping[str, Document] = MappingProxyType({})) -> Moment:
+    def now(self, adaptive: Mapping[str, Document] = MappingProxyType({})) -> RowContext:
         """Return what rows are described by now."""
         rules = self.rules.composed
-        return Moment(time.time(), self.clock_ms(), rules.in_force, rules.of_file.told, adaptive)
+        return RowContext(
+            time.time(), self.clock_ms(), rules.in_force, rules.of_file.told, adaptive
+        )
 
     def problems(self) -> tuple[str | None, str | None]:
         """Return why clients should go elsewhere, and what is wrong although they can be served."""

@@ -12,9 +12,9 @@ from aiohttp import web
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import KEPT_CHANGES, current_author, log_change
-from proxy.admin.client_documents import ClientDocuments, connections_document, explain
+from proxy.admin.client_documents import ClientDocuments, connections_document, explain_rules
 from proxy.admin.document_models import iso, picked
-from proxy.admin.pages import Page, PagedRows, page_of
+from proxy.admin.pages import PagedRows, PageRequest, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import grouped_by_query, paged_partitions, partitions_of
 from proxy.admin.replies import (
@@ -166,7 +166,8 @@ class ApiRoutes:
             raise ApiError(404, f"no client is measured as {entity!r}", fix)
         about = self._parts.now(), self._parts.quotas.table
         explained = [
-            (row, {"connected": await asyncio.to_thread(explain, row, *about)}) for row in rows
+            (row, {"connected": await asyncio.to_thread(explain_rules, row, *about)})
+            for row in rows
         ]
         quotas = await self._clients.describe(explained)
         return answer({"entity": entity, "quotas": quotas})
@@ -321,7 +322,7 @@ def filter_of(request: web.Request) -> str:
     return request.query.get("filter", "").lower()
 
 
-def connection_page(request: web.Request, *, in_tier: bool) -> Page:
+def connection_page(request: web.Request, *, in_tier: bool) -> PageRequest:
     """Return which connections a request is for; `after` is the id that a walk goes on behind.
 
     In a tier it may be MACHINE/N: with the same number those of later machines come behind.
@@ -330,14 +331,16 @@ def connection_page(request: web.Request, *, in_tier: bool) -> Page:
     if "after" not in request.query:
         return page
     if not in_tier:
-        return Page(page.limit, (whole_number(request, "after", 0, MAX_CONNECTION_NUMBER), LAST))
+        return PageRequest(
+            page.limit, (whole_number(request, "after", 0, MAX_CONNECTION_NUMBER), LAST)
+        )
     text = request.query["after"]
     machine, _, digits = text.rpartition("/")
     number = parse_number(digits)
     if number is None:
         fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
         raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
-    return Page(page.limit, (number, machine or LAST))
+    return PageRequest(page.limit, (number, machine or LAST))
 
 
 def is_by_client(request: web.Request) -> bool:

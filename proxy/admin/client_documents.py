@@ -11,9 +11,9 @@ from metrics import WindowedSum
 from metrics.clock import MS_PER_SECOND, in_seconds
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.document_models import UNKNOWN, Column, Model, Moment, iso, picked, rounded
+from proxy.admin.document_models import UNKNOWN, Column, Model, RowContext, iso, picked, rounded
 from proxy.admin.history import History, merged_chart
-from proxy.admin.pages import Key, Page, PagedRows
+from proxy.admin.pages import Key, PagedRows, PageRequest
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.sensor_rows import SHOWN_CLIENTS, BudgetRow, BudgetShares, SensorRow, row_groups
@@ -22,7 +22,7 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import Meter
 from proxy.quota.rules import RuleTable
-from proxy.relay.connection_list import ConnectionHold, ConnectionRow
+from proxy.relay.connection_list import ConnectionRow, HoldReason
 from proxy.state import Document
 
 FRESH_MS = 500.0
@@ -36,22 +36,22 @@ def _seconds(ms: float) -> float:
     return round(ms / MS_PER_SECOND, 3)
 
 
-def _left_s(until_ms: float | None, now: Moment) -> float | None:
+def _left_s(until_ms: float | None, now: RowContext) -> float | None:
     return None if until_ms is None else _seconds(max(until_ms - now.now_ms, 0.0))
 
 
-def _in_minute(counted: WindowedSum | None, now: Moment) -> tuple[int, float]:
+def _in_minute(counted: WindowedSum | None, now: RowContext) -> tuple[int, float]:
     """Return how many there were in the last minute, and what they add up to."""
     if counted is None:
         return 0, 0.0
     return counted.events(now.now_ms), counted.measure(now.now_ms)
 
 
-def _above(row: SensorRow, now: Moment) -> tuple[int, float]:
+def _above(row: SensorRow, now: RowContext) -> tuple[int, float]:
     return _in_minute(None if row.meter.is_enforced else row.meter.above, now)
 
 
-def _adapted(row: SensorRow, now: Moment) -> Document | None:
+def _adapted(row: SensorRow, now: RowContext) -> Document | None:
     meter = row.meter
     if not meter.is_adaptive:
         return None
@@ -70,7 +70,7 @@ def _client(client: ClientIdentity) -> Document:
 
 def _of_part(
     name: str, shown: Callable[[Any], Any] = lambda value: value
-) -> Callable[[SensorRow, Moment], Any]:
+) -> Callable[[SensorRow, RowContext], Any]:
     """Return what gives a figure of a client's part of a budget; None without a budget."""
     return lambda row, _: shown(getattr(row.part, name, None))
 
@@ -230,13 +230,13 @@ HELD_FOR = {
 """What keeps a connection waiting, for people."""
 
 
-def _why(hold: ConnectionHold, _: Moment) -> str:
+def _why(hold: HoldReason, _: RowContext) -> str:
     quota = f": {hold.kind} of {hold.entity}" if hold.kind else ""
     rule = f", {hold.rule.place or hold.rule.title}" if hold.rule else ""
     return f"{HELD_FOR.get(hold.where, hold.where)}{quota}{rule}"
 
 
-HOLD = Model[ConnectionHold](
+HOLD = Model[HoldReason](
     """
     where, why: one of the words below; and the same with what follows, for people
     quota, entity, rule: what holds it, and by which rule, as of a client; `null` where none does
@@ -378,7 +378,7 @@ class ClientDocuments:
         self._found = Cached(self._walk, *how)
 
     async def fields(
-        self, text: str, page: Page, *, by_client: bool, history: History | None = None
+        self, text: str, page: PageRequest, *, by_client: bool, history: History | None = None
     ) -> tuple[dict[str, int], Document]:
         """Return figures of all sensors, and what the status and `/v1/clients` say of clients.
 
@@ -393,13 +393,13 @@ class ClientDocuments:
             "throttling": throttling_document(self._parts.rules, time.time()),
             "budgets": found.budgets[: page.limit],
             "clients": await self.describe(self._rows(found.groups, history, by_client)),
-            **(await self.unbounded(text, Page(page.limit))),
+            **(await self.unbounded(text, PageRequest(page.limit))),
             **found.next,
         }
 
-    async def budgets(self, page: Page) -> Document:
+    async def budgets(self, page: PageRequest) -> Document:
         """Return the rates of budgets of a page, each behind the budget that it is in."""
-        (found,) = await self._found.get("", Page(0), True)
+        (found,) = await self._found.get("", PageRequest(0), True)
         shown = PagedRows[Document](page, itemgetter("name", "quota"), rows=found.budgets)
         return {"total": len(found.budgets), "budgets": shown.rows(), **shown.next()}
 
@@ -414,7 +414,7 @@ class ClientDocuments:
         tier = self._parts.tier
         return tier is not None and client is not None and tier.is_visitor(client)
 
-    def _walk(self, text: str, page: Page, by_client: bool) -> Iterator[FoundRows | None]:
+    def _walk(self, text: str, page: PageRequest, by_client: bool) -> Iterator[FoundRows | None]:
         found, shares, clock_ms = FoundRows(), BudgetShares(), self._clock_ms
         # The other rows are not kept: that many at once would bring on Python's full collections.
         shown = PagedRows[RowGroup](
@@ -470,11 +470,13 @@ class ClientDocuments:
             if each.name not in own
         ]
 
-    async def unbounded(self, text: str, page: Page) -> Document:
+    async def unbounded(self, text: str, page: PageRequest) -> Document:
         """Return how many connected clients no rule bounds, and a page of them by their traffic."""
         clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
         found = PagedRows[ClientIdentity](
-            page, lambda each: unbounded_key(_client(each)), lambda each: rates.get(each, 0.0)
+            page,
+            lambda each: unbounded_cursor_key(_client(each)),
+            lambda each: rates.get(each, 0.0),
         )
 
         def count() -> Iterator[bool]:
@@ -495,14 +497,14 @@ class ClientDocuments:
         return {"unbounded": own, "unbounded_clients": documents, **found.next()}
 
 
-def unbounded_key(client: Document) -> Key:
+def unbounded_cursor_key(client: Document) -> Key:
     """Return what a walk has a client without a bound by; an empty name is another than none."""
     names = (name if name is None else f"={name}" for name in client_key(client))
     listener, user, client_id = (name or "" for name in names)
     return client_id, user, listener
 
 
-def explain(row: SensorRow, now: Moment, table: RuleTable) -> list[Document]:
+def explain_rules(row: SensorRow, now: RowContext, table: RuleTable) -> list[Document]:
     """Return for each connected client the rules that were looked at, and what came of it.
 
     In a thread: of 10,000 rules it takes some 50 ms for each client.
@@ -536,7 +538,7 @@ def _has(row: SensorRow, text: str) -> bool:
     )
 
 
-async def connections_document(parts: AdminParts, text: str, page: Page) -> Document:
+async def connections_document(parts: AdminParts, text: str, page: PageRequest) -> Document:
     """Return the open connections of a page with `text`, in lower case, in what names them.
 
     Those with most traffic come first; in a walk they are in the order of their numbers.

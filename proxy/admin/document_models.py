@@ -110,7 +110,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RowContext:
     """What rows are described by, beside themselves."""
 
     now_s: float
@@ -131,11 +131,11 @@ class Moment:
         return round(self.now_s - (self.now_ms - at_ms) / MS_PER_SECOND, 3)
 
 
-Made = str | Callable[[T, Moment], Any]
+Made = str | Callable[[T, RowContext], Any]
 """What a field is made of: an attribute, such as `log.high_watermark`, or what computes it."""
 
 
-def _getter(made: Made[T]) -> Callable[[T, Moment], Any]:
+def _getter(made: Made[T]) -> Callable[[T, RowContext], Any]:
     if not isinstance(made, str):
         return made
     attribute = attrgetter(made)
@@ -167,11 +167,11 @@ class Model(Generic[T]):
         self._merged, self._divided = merged or {}, divided or {}
         self.made: Mapping[str, Made[T]] = {**(like.made if like else {}), **made}
         self.columns = columns
-        self._getters: dict[type, list[tuple[str, Callable[[T, Moment], Any]]]] = {}
+        self._getters: dict[type, list[tuple[str, Callable[[T, RowContext], Any]]]] = {}
         """By the types of rows, of which each has the same attributes."""
         self.names = [name for names in self.texts for name in names.split(", ")]
 
-    def document(self, row: T, moment: Moment) -> Document:
+    def document(self, row: T, moment: RowContext) -> Document:
         """Return a row for JSON, with the fields that can be made of it alone."""
         if (getters := self._getters.get(type(row))) is None:
             known = (name for name in self.names if name in self.made or hasattr(row, name))

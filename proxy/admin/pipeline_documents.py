@@ -6,7 +6,7 @@ from heapq import nlargest
 from itertools import islice
 from operator import itemgetter
 
-from proxy.admin.document_models import Column, Model, Moment, cut, picked
+from proxy.admin.document_models import Column, Model, RowContext, cut, picked
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.ledger import TIMED_OUT
 from proxy.pipeline.nodes import Controller, Stage, delay_ms
@@ -19,7 +19,7 @@ MAX_PENDING_SHOWN = 100  # source batches of one pipeline, those that came first
 REDUCED = "reduced"  # state of a node that is held to a rate
 
 
-def _pending(completion: Completion, now: Moment) -> Document:
+def _pending(completion: Completion, now: RowContext) -> Document:
     ledger, limit, to_s = completion.ledger, completion.limit, completion.wall.to_s
     first = list(islice(ledger.pending(), MAX_PENDING_SHOWN))
     waits_at = completion.waits_at(root for root, *_ in first)

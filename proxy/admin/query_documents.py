@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from metrics.clock import in_seconds
-from proxy.admin.document_models import Column, Model, Moment, cut, picked, rounded
-from proxy.admin.pages import Key, Page, PagedRows
+from proxy.admin.document_models import Column, Model, RowContext, cut, picked, rounded
+from proxy.admin.pages import Key, PagedRows, PageRequest
 from proxy.admin.pipeline_documents import (
     MAX_PIPELINE_SUMMARIES,
     PIPELINE_ROW,
@@ -34,7 +34,7 @@ MAX_RANGES_SHOWN = 20
 
 def progress_documents(
     queries: Iterable[QueryProgress],
-    now: Moment,
+    now: RowContext,
     adaptive: Mapping[str, Document] = MappingProxyType({}),
 ) -> Iterator[Document | None]:
     """Yield each query by its name, after a None for each partition, which is as it is by then.
@@ -53,26 +53,26 @@ def progress_documents(
         yield {**QUERY.document(query, now), **about, "totals": totals}
 
 
-def _trigger(query: QueryProgress, _: Moment) -> Document | None:
+def _trigger(query: QueryProgress, _: RowContext) -> Document | None:
     if query.trigger_kind is None:
         return None
     return {"kind": query.trigger_kind, "interval_s": in_seconds(query.trigger_interval_ms)}
 
 
-def _batch(query: QueryProgress, now: Moment) -> Document | None:
+def _batch(query: QueryProgress, now: RowContext) -> Document | None:
     if (batch := query.last_batch) is None:
         return None
     times = {"duration_s": in_seconds(batch.duration_ms), "ended": now.at_s(batch.ended_ms)}
     return {"id": batch.batch_id, "rows": batch.rows, **times}
 
 
-def _reports(query: QueryProgress, _: Moment) -> Document:
+def _reports(query: QueryProgress, _: RowContext) -> Document:
     refused = {str(reason): number for reason, number in sorted(query.refused_reports.items())}
     counts = {"received": query.received, "lost": query.lost_reports}
     return {**counts, "repeated": query.refused_reports[Refusal.REPEATED], "refused": refused}
 
 
-def _commit(query: QueryProgress, now: Moment) -> Document | None:
+def _commit(query: QueryProgress, now: RowContext) -> Document | None:
     if not query.commit_group:
         return None
     state = query.commit
@@ -83,7 +83,7 @@ def _commit(query: QueryProgress, now: Moment) -> Document | None:
     }
 
 
-def _event(event: ProgressEvent, now: Moment) -> Document:
+def _event(event: ProgressEvent, now: RowContext) -> Document:
     about = picked(event, "topic", "partition", "text")
     return {"kind": str(event.kind), **about, "at": now.at_s(event.at_ms)}
 
@@ -97,7 +97,7 @@ def _ranges(ranges: Iterable[OffsetRange]) -> Document:
     }
 
 
-def _skipped(partition: PartitionProgress, now: Moment) -> list[Document]:
+def _skipped(partition: PartitionProgress, now: RowContext) -> list[Document]:
     return [
         {
             **{"from": each.start, "to": each.end, "records": each.records},
@@ -263,12 +263,12 @@ class QueryDocuments:
         how = slices, clock_ms, cpu_ms, lambda cost_ms: COST_FACTOR * cost_ms
 
         def progress() -> Iterator[Document | None]:
-            now = Moment(time.time(), clock_ms())
+            now = RowContext(time.time(), clock_ms())
             return progress_documents(reports.progress(), now, reports.pressure())
 
         def pipelines() -> Iterator[Document]:
             for each in reports.pipelines():
-                yield PIPELINE_ROW.document(each, Moment(0.0, clock_ms()))
+                yield PIPELINE_ROW.document(each, RowContext(0.0, clock_ms()))
 
         self.documents = Cached(progress, *how).get
         """Returns each query with its partitions, what backpressure does to it, and totals."""
@@ -307,7 +307,7 @@ def partitions_of(documents: Iterable[Document]) -> Iterator[ListedPartition]:
 
 
 def paged_partitions(
-    page: Page, rows: Iterable[ListedPartition] = ()
+    page: PageRequest, rows: Iterable[ListedPartition] = ()
 ) -> PagedRows[ListedPartition]:
     """Return what chooses the partitions of a page: the stuck come first, then by their lag."""
     return PagedRows(page, _partition_key, _partition_urgency, rows)

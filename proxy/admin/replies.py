@@ -83,7 +83,7 @@ def read_whole(body: bytes) -> Any:
         return json.loads(body)
 
 
-def whole_document(body: bytes) -> Document | None:
+def parse_object(body: bytes) -> Document | None:
     """Return the JSON object of a body; None for what is none."""
     try:
         document = read_whole(body)

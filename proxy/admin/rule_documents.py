@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TypeVar
 
-from proxy.admin.document_models import Model, Moment, iso, left_s, picked
+from proxy.admin.document_models import Model, RowContext, iso, left_s, picked
 from proxy.admin.replies import ApiError, read_object, shown_json
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry, make_override
@@ -101,7 +101,7 @@ def _share(share: Share) -> Document:
     return {"budget": share.budget.name, **picked(share, "weight", "guaranteed")}
 
 
-def rule_name(rule: Rule, now: Moment) -> Document:
+def rule_name(rule: Rule, now: RowContext) -> Document:
     """Return what names a rule; a sensor may be under one that has gone, which has no source."""
     name = selector(rule.keys)
     entry = now.in_force.get(name)
@@ -130,7 +130,7 @@ def rule_change(entry: RuleEntry) -> Document:
 
 def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
     """Return whether quotas are enforced, for whom they are paused, and schedules, for JSON."""
-    paused = [PAUSE.document(pause, Moment(now_s)) for pause in rules.pauses()]
+    paused = [PAUSE.document(pause, RowContext(now_s)) for pause in rules.pauses()]
     told = rules.composed.of_file.told
     scheduled = [
         {"selector": selector(each.rule.keys), "schedule": told[each.rule.title]}

@@ -17,7 +17,7 @@ from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.admin_port import AdminPort
-from proxy.admin.port.guard import Access, Guard
+from proxy.admin.port.guard import AccessRules, Guard
 from proxy.admin.query_documents import PARTITION
 from proxy.config.models import AdminSection
 
@@ -74,7 +74,7 @@ async def _give(text: str, content_type: str, _: web.Request) -> web.Response:
     return web.Response(text=text, content_type=content_type, charset="utf-8", headers=PAGE_HEADERS)
 
 
-class AdminError(Exception):
+class AdminPortError(Exception):
     """The admin port could not be opened."""
 
 
@@ -92,7 +92,7 @@ class AdminServer:
         section: AdminSection,
         parts: AdminParts,
         *,
-        access: Access,
+        access: AccessRules,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._bind, self._parts = section.bind, parts
@@ -118,9 +118,11 @@ class AdminServer:
         return app
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept on bound sockets. Raises AdminError."""
+        """Accept on bound sockets. Raises AdminPortError."""
         if not self.guard.access.tokens and not self._bind.is_loopback:
-            raise AdminError(f"admin.bind: {self._bind.host} can be reached by others; set a token")
+            raise AdminPortError(
+                f"admin.bind: {self._bind.host} can be reached by others; set a token"
+            )
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
             self.application(),
@@ -138,7 +140,7 @@ class AdminServer:
         except OSError as error:
             await runner.cleanup()
             address = f"{self._bind.host}:{self.port}"
-            raise AdminError(f"admin.bind: {address}: {error.strerror or error}") from None
+            raise AdminPortError(f"admin.bind: {address}: {error.strerror or error}") from None
         self._runner = runner
 
     async def stop(self) -> None:

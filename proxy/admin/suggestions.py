@@ -10,12 +10,12 @@ from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.document_models import Model, Moment, iso, size_text
-from proxy.admin.pages import Page, PagedRows, page_of
+from proxy.admin.document_models import Model, RowContext, iso, size_text
+from proxy.admin.pages import PagedRows, PageRequest, page_of
 from proxy.admin.replies import ApiError, answer
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.rules import Match, RuleTable
+from proxy.quota.rules import RuleMatch, RuleTable
 from proxy.quota.values import BadValueError, parse_duration
 from proxy.slices import Slices
 from proxy.state import Document, StateError
@@ -48,7 +48,7 @@ class Suggestion:
     client: ObservedClient
     seen: Mapping[QuotaKind, SeenSeries]
     """At least one."""
-    matches: Mapping[QuotaKind, Match | None]
+    matches: Mapping[QuotaKind, RuleMatch | None]
     """The rules that bound it now, or would; of hashed names that is not known."""
 
     @property
@@ -113,7 +113,7 @@ class Suggestion:
 
 
 async def suggest(
-    observed: Observed, table: RuleTable, slices: Slices, page: Page
+    observed: Observed, table: RuleTable, slices: Slices, page: PageRequest
 ) -> PagedRows[Suggestion]:
     """Return suggestions for a page of the clients that were seen: unbounded ones come first.
 
@@ -222,7 +222,7 @@ def _figures(suggestion: Suggestion) -> Iterator[str]:
         yield f"    #   {busy}{about}"
 
 
-def _bounded(kind: QuotaKind, match: Match | None) -> str:
+def _bounded(kind: QuotaKind, match: RuleMatch | None) -> str:
     """Return what bounds a client now: where it is held, it might take more than was seen."""
     if match is None:
         return "NO RULE BOUNDS IT"
@@ -261,7 +261,7 @@ async def suggestions_answer(parts: AdminParts, request: web.Request) -> web.Res
         raise ApiError(503, f"usage records cannot be read: {error}", READ_FIX) from None
     slices = parts.slices
     found = await suggest(observed, parts.quotas.table, slices, page)
-    shown, now = found.rows(), Moment(now_s)
+    shown, now = found.rows(), RowContext(now_s)
     left_off = found.total - len(shown) if page.after is None else 0
     lines = await slices.collect(as_yaml(shown, left_off, since, now_s, observed))
     clients = await slices.collect(SUGGESTION.document(each, now) for each in shown)

@@ -14,15 +14,15 @@ from proxy.progress.query_registry import FORGET_AFTER_MS, Owns, owns_all
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
-from proxy.quota.rules import AdaptiveBound, Match, Rule
-from proxy.state import Journal, Json, Record
+from proxy.quota.rules import AdaptiveBound, Rule, RuleMatch
+from proxy.state import Json, Record, UnwrittenRecords
 from proxy.wire import list_offsets
-from proxy.wire.list_offsets import OffsetLookup
+from proxy.wire.list_offsets import LookupRequest
 from proxy.wire.topic_partition import TopicPartition
 
 from .backpressure_record import BOUND_RECORDS, BackpressureRecord, read_bound_record
 from .driver_view import UNPLANNED, DriverView
-from .drivers import Drivers, LookupConnection, PartitionOffsets
+from .drivers import Drivers, PartitionOffsets, QueryConnection
 from .measurements import BatchMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
@@ -357,7 +357,7 @@ class QueryBackpressure:
         return adapted
 
 
-class OffsetLookups(LookupConnection):
+class OffsetLookups(QueryConnection):
     """The ListOffsets look-ups on one connection of a followed client.
 
     Executors look up offsets too; they get the real ones. They are known by their fetching, and
@@ -392,7 +392,7 @@ class OffsetLookups(LookupConnection):
         """Remove the connection; may be called twice."""
         self.follow(None)
 
-    def wait_ms(self, ask: OffsetLookup, now_ms: float) -> float:
+    def wait_ms(self, ask: LookupRequest, now_ms: float) -> float:
         """Return how long the answer still waits for a report; at 0 it is to be `answered`."""
         view = self._recorded(ask, now_ms)
         if view is None or self.wait_failed or not view.keys:
@@ -405,7 +405,7 @@ class OffsetLookups(LookupConnection):
         self.wait_failed = until_ms <= now_ms
         return max(0.0, until_ms - now_ms)
 
-    def answered(self, ask: OffsetLookup, version: int, frame: bytes, now_ms: float) -> bytes:
+    def answered(self, ask: LookupRequest, version: int, frame: bytes, now_ms: float) -> bytes:
         """Return the response as the driver may see it; record what it says.
 
         `frame` is whole, length included. Partitions with an error or without an offset, and other
@@ -435,7 +435,7 @@ class OffsetLookups(LookupConnection):
             return frame
         return list_offsets.change_offsets(version, frame, advertised)
 
-    def _recorded(self, ask: OffsetLookup, now_ms: float) -> DriverView | None:
+    def _recorded(self, ask: LookupRequest, now_ms: float) -> DriverView | None:
         """Record a look-up; return the driver's view, None for an executor or without a rule."""
         backpressure = self._backpressure
         if backpressure is None or self.is_executor:
@@ -461,12 +461,12 @@ def _adaptive(rule: Rule) -> AdaptiveBound:
 class Backpressure:
     """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
 
-    `on_change`: called when `journal` has something new. A query has a record from a run's first
+    `on_change`: called when `unwritten` has something new. A query has a record from a run's first
     report until it is forgotten.
     """
 
     def __init__(self, quotas: QuotaManager, on_change: Callable[[], None] = lambda: None) -> None:
-        self.journal = Journal()
+        self.unwritten = UnwrittenRecords()
         self._quotas = quotas
         self._by_client: dict[str, list[QueryBackpressure]] = {}
         """One of each client, unless rules tell its users apart."""
@@ -499,12 +499,12 @@ class Backpressure:
         return self._match(identity) is not None
 
     def own(self, owns: Owns, now_ms: float) -> None:
-        """Adapt the bounds of these clients only; what is due of others is still in `journal`."""
+        """Adapt the bounds of these clients only; what is due of others is still in `unwritten`."""
         self._owns = owns
         for query in self._all():
             if not owns.client(query.client_id):
                 self._changed(query)
-                self.journal.leaving.add(query)
+                self.unwritten.leaving.add(query)
                 self._remove(query, now_ms)
 
     def of_client(self, client_id: str) -> list[QueryBackpressure]:
@@ -550,7 +550,7 @@ class Backpressure:
                 identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
                 match = self._match(identity)
                 if match is None or match.entity != kept.entity:
-                    self.journal.mark_deleted(BOUND_RECORDS.key(kept.client_id, kept.entity))
+                    self.unwritten.mark_deleted(BOUND_RECORDS.key(kept.client_id, kept.entity))
                     raise ValueError(
                         "no adaptive rule applies to the client any more; it is deleted"
                     )
@@ -562,7 +562,7 @@ class Backpressure:
                 refused.append(f"pressure record {record.key!r} is left out: {error}")
         return refused
 
-    def _match(self, identity: ClientIdentity) -> Match | None:
+    def _match(self, identity: ClientIdentity) -> RuleMatch | None:
         match = self._quotas.table.match(KIND, identity)
         if match is None or match.rule.adaptive is None:
             return None
@@ -572,7 +572,7 @@ class Backpressure:
     def _changed(self, query: QueryBackpressure) -> None:
         if query in self._by_client.get(query.client_id, ()):
             # Else a driver's answer came after the query was let go.
-            self.journal.mark_changed(query)
+            self.unwritten.mark_changed(query)
             self._on_change()
 
     def _all(self) -> list[QueryBackpressure]:
@@ -591,7 +591,7 @@ class Backpressure:
                 query.set_rule(match.rule, now_ms)
 
     def _drop(self, query: QueryBackpressure, now_ms: float) -> None:
-        self.journal.mark_removed(query)
+        self.unwritten.mark_removed(query)
         self._on_change()
         self._remove(query, now_ms)
 

@@ -18,7 +18,7 @@ from proxy.progress.report import TriggerKind
 from proxy.quota.shares import apportioned
 from proxy.wire.topic_partition import TopicPartition
 
-from .drivers import NO_CONNECTION, REFUSED_GROWTH, Drivers, LookupConnection, PartitionOffsets
+from .drivers import NO_CONNECTION, REFUSED_GROWTH, Drivers, PartitionOffsets, QueryConnection
 from .measurements import BatchMeasurements
 
 REPORT_WAIT_MS = 300.0
@@ -60,7 +60,7 @@ class DriverView:
     measurements: BatchMeasurements
     keys: Collection[TopicPartition] = ()
     """The partitions whose ends are looked up."""
-    connection: LookupConnection = NO_CONNECTION
+    connection: QueryConnection = NO_CONNECTION
     now_ms: float = 0.0
 
     def why_real(self) -> str | None:

@@ -42,7 +42,7 @@ MIN_KNOWN = 16
 
 
 @dataclass(slots=True, eq=False)
-class LookupConnection:
+class QueryConnection:
     """What is known of one connection of the client."""
 
     opened_ms: float
@@ -63,7 +63,7 @@ class LookupConnection:
     """When the last look-ups of log ends were answered; long ago where there were fewer."""
 
 
-NO_CONNECTION = LookupConnection(-math.inf)
+NO_CONNECTION = QueryConnection(-math.inf)
 """Stands for the connection where nobody looks up anything."""
 
 
@@ -76,10 +76,10 @@ class AdvertisedEnd:
     offset: int
     """What was advertised instead, or the same."""
     answered_ms: float
-    answered_on: LookupConnection | None = None
+    answered_on: QueryConnection | None = None
     """Of the last answer: when, and on which connection."""
     raised_ms: float = -math.inf
-    raised_on: LookupConnection | None = None
+    raised_on: QueryConnection | None = None
     """The same of the last that advertised more than the one before."""
     idle_offset: int = 0
     """All below had been read when the query was idle."""
@@ -125,7 +125,7 @@ class Drivers:
     advertised: dict[TopicPartition, AdvertisedEnd] = field(default_factory=dict)
     starts: dict[TopicPartition, int] = field(default_factory=dict)
     """Starts of logs that the driver was given, before the first batch of its run."""
-    connections: set[LookupConnection] = field(default_factory=set)
+    connections: set[QueryConnection] = field(default_factory=set)
     request_ids: list[int] = field(default_factory=list)
     """The highest correlation id of each Kafka client of the driver."""
     alive_ms: float = -math.inf
@@ -231,7 +231,7 @@ class Drivers:
         key: TopicPartition,
         log_end: int,
         offset: int,
-        connection: LookupConnection,
+        connection: QueryConnection,
         now_ms: float,
     ) -> bool:
         """Record what is advertised; return whether it is another offset than before."""
@@ -274,7 +274,7 @@ class Drivers:
         ]
         return sum(known) if known else None
 
-    def record_lookup(self, connection: LookupConnection, request_id: int) -> None:
+    def record_lookup(self, connection: QueryConnection, request_id: int) -> None:
         """Record a look-up of log ends on a connection that does not fetch, before its answer."""
         if connection.first_id is None:
             connection.first_id = request_id
@@ -292,16 +292,16 @@ class Drivers:
         else:
             self.request_ids[index] = max(self.request_ids[index], request_id)
 
-    def connect(self, connection: LookupConnection) -> None:
+    def connect(self, connection: QueryConnection) -> None:
         """Add a connection that was opened."""
         connection.is_known = any(map(self._is_proved, self.connections))
         self.connections.add(connection)
 
-    def is_driver(self, connection: LookupConnection) -> bool:
+    def is_driver(self, connection: QueryConnection) -> bool:
         """Return whether a connection is the present driver's, for certain."""
         return not connection.is_executor and (self._trusts_all or self._is_proved(connection))
 
-    def _is_proved(self, connection: LookupConnection) -> bool:
+    def _is_proved(self, connection: QueryConnection) -> bool:
         is_proved = connection.is_known or connection.opened_ms < self.alive_ms
         return is_proved and not connection.is_executor
 

@@ -25,7 +25,7 @@ from proxy.quota.entities import (
 )
 from proxy.quota.fields import fields_of, key_of
 from proxy.quota.rules import AdaptiveBound, Budget, QuotaSettings, Rule, RuleTable, Share
-from proxy.quota.scheduled_rules import ScheduledSettings, parts_of
+from proxy.quota.scheduled_rules import ScheduledSettings, by_title
 from proxy.quota.shares import Claim, divide
 from proxy.quota.validation import TOPIC_KEYS
 from proxy.quota.values import SIZE_UNITS, format_ms, format_size, shown
@@ -57,9 +57,9 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
         yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
-    yield from find_port_hints(config)
-    yield from find_name_hints(config)
-    yield from find_advice(config, table)
+    yield from find_shared_port_hints(config)
+    yield from find_shared_name_hints(config)
+    yield from find_pipeline_hints(config, table)
 
 
 def find_start_hints(config: Config) -> Iterator[str]:
@@ -169,7 +169,7 @@ def rules_of_client(
     return [found[number] for number in sorted(found)]
 
 
-def find_port_hints(config: Config) -> Iterator[str]:
+def find_shared_port_hints(config: Config) -> Iterator[str]:
     """Yield a line for each listener, how its workers share the ports of brokers."""
     workers = config.worker_count
     for listener in config.listeners if workers > 1 else ():
@@ -192,7 +192,7 @@ def find_port_hints(config: Config) -> Iterator[str]:
             )
 
 
-def find_name_hints(config: Config) -> Iterator[str]:
+def find_shared_name_hints(config: Config) -> Iterator[str]:
     """Yield a line for each name that a file which is the same on all machines gives to all."""
     tier = config.tier
     for listener in config.listeners if tier is not None else ():
@@ -221,7 +221,7 @@ def _is_of(name: str, machine: str) -> bool:
     return True
 
 
-def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
+def find_pipeline_hints(config: Config, table: RuleTable) -> Iterator[str]:
     """Yield a line for each node that may have to wait and cannot be held, or for good."""
     client_of = {query.name: query.client_id for query in config.queries}
     for settings in config.pipelines:
@@ -345,7 +345,7 @@ def explain_schedules(settings: QuotaSettings, at_s: float) -> Iterator[str]:
     now, at = ScheduledSettings.at(settings, at_s), datetime.fromtimestamp(at_s, UTC)
     in_force = {frozenset(rule.keys.items()): rule for rule in now.settings.rules}
     numbers = {rule.number for rule in now.settings.rules}
-    for title, part in parts_of(settings.rules).items():
+    for title, part in by_title(settings.rules).items():
         if part.when is not None and not now.scheduled[title]:
             begin = part.when.next_change(at)
             then = "" if begin is None else f"; it is from {part.when.clock(begin)} on"

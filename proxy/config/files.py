@@ -155,7 +155,7 @@ def read_hash_key(path: Path) -> bytes:
     return key.encode()
 
 
-def find_same(paths: Iterable[Path]) -> tuple[str, str] | None:
+def find_same_token(paths: Iterable[Path]) -> tuple[str, str] | None:
     """Return two files that hold the same token, if there are."""
     seen: dict[bytes, Path] = {}
     for path in paths:

@@ -18,7 +18,14 @@ from proxy.config.document import (
     read_document,
 )
 from proxy.config.models import Config
-from proxy.quota.fields import OTHER_PLACE, Conflict, ConflictError, Loc, fields_of, keys_of_section
+from proxy.quota.fields import (
+    OTHER_PLACE,
+    Conflict,
+    ConflictError,
+    Loc,
+    fields_of,
+    keys_of_section,
+)
 from proxy.quota.values import BadValueError, shown
 
 _UNKNOWN_KEY: Final = {"extra_forbidden", "unexpected_keyword_argument"}

@@ -271,7 +271,9 @@ class AdminSection(fields.Section):
             fix = "add token_file, or bind to 127.0.0.1"
             yield Conflict(at, f"is missing, and others can reach {self.bind}", fix)
         token_files = [each.token_file for each in self.tokens]
-        same = files.find_same([*token_files, *([self.token_file] if self.token_file else ())])
+        same = files.find_same_token(
+            [*token_files, *([self.token_file] if self.token_file else ())]
+        )
         if same is not None:
             message = f"and admin.tokens hold one token twice, in {same[0]} and {same[1]}"
             yield Conflict(at, message, "put a token of its own into each file")

@@ -20,7 +20,7 @@ RELEASE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class FormerOwner:
+class PresentOwner:
     """The process that has the state now."""
 
     pid: int
@@ -28,7 +28,7 @@ class FormerOwner:
     """Has it release the state, of which it gets what is there; what it raises is raised."""
 
 
-def open_store(config: Config, way: Bootstrap, owner: FormerOwner | None = None) -> Store:
+def open_store(config: Config, way: Bootstrap, owner: PresentOwner | None = None) -> Store:
     """Open the state. Its `owner` is asked for it when we have seen that we could use it.
 
     Raises StateError.

@@ -66,7 +66,7 @@ class Launcher:
     ) -> None:
         """Open every port and start all members, as `Member.start`.
 
-        Raises ListenerError, AdminError, StateError, WorkerError, TakeOverError.
+        Raises ListenerError, AdminPortError, StateError, WorkerError, TakeOverError.
         """
         prepare_process()
         log_hints(self._config)

@@ -30,7 +30,7 @@ from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 from proxy.state import Json, Record
-from proxy.state.journal import Journal, key_parts
+from proxy.state.state_records import UnwrittenRecords, key_parts
 from proxy.state.store import UnknownFormError
 from proxy.wire.topic_partition import TopicPartition
 
@@ -39,12 +39,12 @@ from .ledger import (
     LEDGER_RECORDS,
     MAX_EDGES,
     Anchor,
+    ClockOffset,
     EdgeTable,
     Ledger,
     Root,
     SourceBatch,
     TopicRange,
-    WallTime,
     merged,
 )
 
@@ -125,7 +125,7 @@ class Completion:
     def __init__(
         self,
         graph: PipelineGraph,
-        journal: Journal,
+        unwritten: UnwrittenRecords,
         *,
         random: Random,
         now_ms: float,
@@ -133,11 +133,11 @@ class Completion:
         max_edges: int = MAX_EDGES,
     ) -> None:
         self._graph = graph
-        self.wall = wall = WallTime(now_s * MS_PER_SECOND - now_ms)
+        self.wall = wall = ClockOffset(now_s * MS_PER_SECOND - now_ms)
         self.max_edges = max_edges
-        self.journal = journal
+        self.unwritten = unwritten
         """What is taken of it at once is to be written in one transaction."""
-        self._mark = mark = partial(journal.mark_changed, self)
+        self._mark = mark = partial(unwritten.mark_changed, self)
         self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.reports = {name: StageReports() for name in graph.stages}
@@ -297,7 +297,7 @@ class Completion:
 
         def refuse(key: str, why: object) -> None:
             refused.append(f"{key}: {why}")
-            self.journal.mark_deleted(key)
+            self.unwritten.mark_deleted(key)
 
         for record in records:
             try:
@@ -314,10 +314,10 @@ class Completion:
                 self._restore(item, form, anchors, now_ms)
             except ValueError as error:
                 refuse(key, error)
-        self.journal.forget({self})  # what was taken up is as it was written
+        self.unwritten.forget({self})  # what was taken up is as it was written
         gone = [self.key("group", number) for number, each in anchors.items() if not each.edges]
         for key in (*gone, *(key for item, _, key in found if item[0] == "written")):
-            self.journal.mark_deleted(key)
+            self.unwritten.mark_deleted(key)
         self._fail_stranded(now_ms)
         for message in refused:
             self._note(message, now_ms)

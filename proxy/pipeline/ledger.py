@@ -35,7 +35,7 @@ from pydantic import ConfigDict, Field, create_model
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.offset_ranges import OffsetRanges
-from proxy.state.journal import RecordFormat
+from proxy.state.state_records import RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
 BUCKETS = 3
@@ -48,7 +48,7 @@ ROUND_MS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class WallTime:
+class ClockOffset:
     """The distance of the clocks, taken once: a clock set anew matters only at the next start."""
 
     offset_ms: float
@@ -133,7 +133,7 @@ class Ledger:
     """
 
     def __init__(
-        self, timeout_ms: float, random: Random, wall: WallTime, mark: Callable[..., None]
+        self, timeout_ms: float, random: Random, wall: ClockOffset, mark: Callable[..., None]
     ) -> None:
         self._mark = mark
         self._random = random

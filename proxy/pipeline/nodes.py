@@ -48,7 +48,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.shares import Claim, divide
 from proxy.state import Json, Record
-from proxy.state.journal import RecordFormat
+from proxy.state.state_records import RecordFormat
 
 from .batch_limit import BatchLimit, PlannedBatches
 from .graph import MIN_RATE, Node, SourceSettings, StageSettings
@@ -101,7 +101,7 @@ def slowed(tps_up: float, t_delay_ms: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeHold:
     """Whether a node is held, and by whose request and why the rate changed last; or is to be."""
 
     rate: float | None = None
@@ -148,13 +148,13 @@ class Controller:
         """Records/s that it takes (a stage) or sends (a source), over the last period."""
         self.ceiling: float | None = None
         """Records/s when its batches are held to less than its normal rate; 0 lets none begin."""
-        self._requests: dict[str, NodeState] = {}
+        self._requests: dict[str, NodeHold] = {}
         """What it would be by the largest request of each stage in this period."""
         self.begin()
 
     def begin(self) -> None:
         """Begin uncontrolled, with a period from the next `follow` on."""
-        self.state = NodeState()
+        self.state = NodeHold()
         self._period_ms = self._period_end_ms = 0.0
 
     @property
@@ -201,7 +201,7 @@ class Controller:
         else:
             new = max(now, min(now + self.settings.step, rate))
         new = max(MIN_RATE, min(new, self.normal_rate))
-        asked = NodeState(new, 0.0, reason, stage, direction)
+        asked = NodeHold(new, 0.0, reason, stage, direction)
         pair = asked, self._requests.get(stage, asked)
         self._requests[stage] = min(pair, key=attrgetter("rate"))
 
@@ -239,7 +239,7 @@ class Controller:
             self._period_ms, self._period_end_ms = period_ms, now_ms + period_ms
         return self.load(self.state, consumers)
 
-    def load(self, state: NodeState, consumers: Collection[str]) -> bool:
+    def load(self, state: NodeHold, consumers: Collection[str]) -> bool:
         """Take up a state; return whether it is different in this pipeline."""
         self.state = state
         if state.rate is None:
@@ -262,15 +262,15 @@ class Controller:
         whose = {"pipeline": self.pipeline, "node": self.name}
         return FLOW_RECORDS.record(tuple(whose.values()), {**whose, **asdict(self.state)})
 
-    def read(self, record: Record) -> NodeState:
+    def read(self, record: Record) -> NodeHold:
         """Return what a record of it says. Raises ValueError with what is wrong, for people."""
         form = dict(FLOW_RECORDS.read(record))
         if (form.pop("pipeline"), form.pop("node")) != (self.pipeline, self.name):
             raise ValueError("it belongs to another node than its key says")
         rate, holders = min(form["rate"], self.normal_rate), tuple(sorted(form["holders"]))
-        return NodeState(**form | {"rate": rate, "holders": holders})
+        return NodeHold(**form | {"rate": rate, "holders": holders})
 
-    def _apply(self, chosen: NodeState, asking: Set[str], now_s: float) -> bool:
+    def _apply(self, chosen: NodeHold, asking: Set[str], now_s: float) -> bool:
         """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
         old, direction = self.state, chosen.direction
         rate, holders = chosen.rate, tuple(sorted({*asking, *old.holders}))
@@ -311,7 +311,7 @@ class RateMeter:
 
 
 @dataclass(slots=True)
-class StagePeriod:
+class PeriodReadings:
     """What a stage saw in one period: samples, and how many of them were outside its band."""
 
     samples: int = 0
@@ -329,7 +329,7 @@ class StagePeriod:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RateRequest:
     """What the stage asks for, and why; `reason` is a part of a sentence."""
 
     direction: Direction
@@ -415,7 +415,7 @@ class Stage(Controller):
         self._meter = RateMeter(settings.sampling_interval_ms)
         self.due_ms = now_ms + settings.period_ms
         """When the period ends."""
-        self.last, self._period = StagePeriod(), StagePeriod()
+        self.last, self._period = PeriodReadings(), PeriodReadings()
         self._easing = False
 
     def sample(self, total: float, now_ms: float) -> None:
@@ -464,31 +464,33 @@ class Stage(Controller):
             return 1.0
         return sum(self._written.get(topic, 0.0) for topic in topics) / self._read
 
-    def close(self, now_ms: float, *, holds: bool) -> Verdict | None:
+    def close(self, now_ms: float, *, holds: bool) -> RateRequest | None:
         """End the period, and those that went by since; return what to ask for, if anything.
 
         `holds`: whether a node upstream is held because this stage asked.
         """
-        before, self.last, self._period = self.last, self._period, StagePeriod()
+        before, self.last, self._period = self.last, self._period, PeriodReadings()
         period_ms = self.settings.period_ms
         self.due_ms += period_ms * (1 + max(0, (now_ms - self.due_ms) // period_ms))
         self.measured_rate = self.last.received_rate
         self._easing &= holds
-        verdict = self._judge(self.last, before.lag, holds=holds)
-        if verdict is not None:
-            self._easing = verdict.direction is Direction.INCREASE
-        return verdict
+        request = self._judge(self.last, before.lag, holds=holds)
+        if request is not None:
+            self._easing = request.direction is Direction.INCREASE
+        return request
 
-    def _judge(self, period: StagePeriod, lag_before: int | None, *, holds: bool) -> Verdict | None:
+    def _judge(
+        self, period: PeriodReadings, lag_before: int | None, *, holds: bool
+    ) -> RateRequest | None:
         out = period.above + period.below
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
         if is_out and period.above >= period.below:
-            return Verdict(Direction.DECREASE, _band_reason("above", period.above, period))
+            return RateRequest(Direction.DECREASE, _band_reason("above", period.above, period))
         lag, max_lag, eased = period.lag, self._max_lag, ""
         if lag is not None and max_lag is not None:
             if lag > max_lag and (lag_before is None or lag >= lag_before):
                 reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
-                return Verdict(Direction.DECREASE, reason, is_of_lag=True)
+                return RateRequest(Direction.DECREASE, reason, is_of_lag=True)
             is_growing = lag_before is not None and lag > lag_before
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
@@ -496,15 +498,15 @@ class Stage(Controller):
         if not holds:
             return None
         if is_out:
-            return Verdict(Direction.INCREASE, _band_reason("below", period.below, period))
+            return RateRequest(Direction.INCREASE, _band_reason("below", period.below, period))
         if eased:
-            return Verdict(Direction.INCREASE, eased)
+            return RateRequest(Direction.INCREASE, eased)
         if self._easing and period.samples:
-            return Verdict(Direction.INCREASE, "it is sent no more than its band allows")
+            return RateRequest(Direction.INCREASE, "it is sent no more than its band allows")
         return None
 
 
-def _band_reason(side: str, count: int, period: StagePeriod) -> str:
+def _band_reason(side: str, count: int, period: PeriodReadings) -> str:
     received = period.received_rate or 0.0
     share = f"{count} of {period.samples} samples are {side} its band"
     return f"{share}, {received:,.1f}/s on average"

@@ -16,8 +16,8 @@ from proxy.progress.query import AcceptedReport
 from proxy.progress.query_registry import Owns, QueryRegistry
 from proxy.progress.report import Report
 from proxy.quota.manager import QuotaManager
-from proxy.state import Journal, Record, StateError, Store
-from proxy.state.journal import key_parts
+from proxy.state import Record, StateError, Store, UnwrittenRecords
+from proxy.state.state_records import key_parts
 from proxy.wire.topic_partition import TopicPartition
 
 from .completion import PIPELINE_CHANGED
@@ -65,7 +65,7 @@ _log = get_logger(__name__)
 class RunningPipelines:
     """The pipelines of this member; stages are held by `backpressure`, producers by `quotas`.
 
-    `on_change` is called when there is something to write: see `journal`.
+    `on_change` is called when there is something to write: see `unwritten`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RunningPipelines:
         clock_ms: Callable[[], float] = clock_ms,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        self.journal = Journal()
+        self.unwritten = UnwrittenRecords()
         self._clock_ms = clock_ms
         self._clock_s = clock_s
         self._registry = registry
@@ -133,7 +133,7 @@ class RunningPipelines:
                 found[key_parts(record.key)[1]].append(record)
         for name in () if is_handed_over else found.keys() - self._settings.keys():
             for record in found[name]:
-                self.journal.mark_deleted(record.key)
+                self.unwritten.mark_deleted(record.key)
                 problem = f"{record.key}: there is no such pipeline any more; deleted"
                 _log.warning(_NOT_TAKEN_UP, problem=problem)
         now_ms = self._clock_ms()
@@ -145,13 +145,13 @@ class RunningPipelines:
     def revoke(self, owns: Owns) -> None:
         """Hold and follow only the pipelines of these.
 
-        What is due for the others is in the `journal`, until `forget_leaving`.
+        What is due for the others is in the `unwritten`, until `forget_leaving`.
         """
         self._owns = owns
         for name in [name for name in self.running if not owns.pipeline(name)]:
             pipeline = self.running.pop(name)
             pipeline.completion.hand_over()
-            self.journal.leaving |= {*pipeline.nodes.values(), pipeline.completion}
+            self.unwritten.leaving |= {*pipeline.nodes.values(), pipeline.completion}
             self._leave(pipeline)
         self._index()
 
@@ -231,7 +231,7 @@ class RunningPipelines:
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error", about="pipelines", exc_info=error)
             await self.reapply()
-            if self.journal:
+            if self.unwritten:
                 self._on_change()
 
     def tick(self, now_ms: float) -> None:
@@ -281,7 +281,7 @@ class RunningPipelines:
         made = [
             RunningPipeline(
                 *(PipelineGraph(settings), self._registry, self._backpressure, self._quotas),
-                self.journal,
+                self.unwritten,
                 now_ms=self._clock_ms(),
                 now_s=self._clock_s(),
             )
@@ -308,7 +308,7 @@ class RunningPipelines:
         completion.clear(self._clock_ms())
         for node in pipeline.nodes.values():
             node.begin()
-            self.journal.mark_removed(node)
+            self.unwritten.mark_removed(node)
 
     def _count_ended(self, pipeline: RunningPipeline) -> None:
         name = pipeline.name

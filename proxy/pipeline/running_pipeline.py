@@ -36,7 +36,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
 from proxy.state import Json, Record
-from proxy.state.journal import Journal
+from proxy.state.state_records import UnwrittenRecords
 from proxy.state.store import UnknownFormError
 from proxy.wire.topic_partition import TopicPartition
 
@@ -44,7 +44,7 @@ from .batch_limit import BatchLimit, UpstreamWriter, records_that_fit
 from .completion import Completion, StageBatch
 from .graph import Node, PipelineGraph, find_endless
 from .ledger import MAX_OFFSET, TopicRange
-from .nodes import FLOW_RECORDS, Direction, Source, Stage, Verdict, fair_rates, raised_rates
+from .nodes import FLOW_RECORDS, Direction, RateRequest, Source, Stage, fair_rates, raised_rates
 
 MAX_EVENTS = 100
 
@@ -71,13 +71,13 @@ class RunningPipeline:
         registry: QueryRegistry,
         backpressure: Backpressure,
         quotas: QuotaManager,
-        journal: Journal,
+        unwritten: UnwrittenRecords,
         *,
         now_ms: float,
         now_s: float,
     ) -> None:
         self.name = graph.settings.name
-        self.journal = journal
+        self.unwritten = unwritten
         self.nodes: Mapping[str, Stage | Source] = {}
         """What can be held, by name."""
         self.stages: Mapping[str, Stage] = {}
@@ -85,7 +85,7 @@ class RunningPipeline:
         self.events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._registry, self._queries_of, self._quotas = registry, backpressure.of_client, quotas
         self.completion = Completion(
-            graph, journal, random=SystemRandom(), now_ms=now_ms, now_s=now_s
+            graph, unwritten, random=SystemRandom(), now_ms=now_ms, now_s=now_s
         )
         self._to_s = self.completion.wall.to_s
         self._loaded_ms = -math.inf
@@ -145,7 +145,7 @@ class RunningPipeline:
                 continue
             except ValueError as error:
                 refused.append(f"{record.key}: {error}; deleted")
-                self.journal.mark_deleted(record.key)
+                self.unwritten.mark_deleted(record.key)
                 continue
             is_same = state.revision == before.revision
             if state.revision > before.revision:
@@ -155,7 +155,7 @@ class RunningPipeline:
                     _log.info("pipeline", **about, rate=rate, reason=state.why)
             (changed.discard if is_same else changed.add)(record.key)
         for key in sorted(changed):
-            self.journal.mark_changed(nodes[key])
+            self.unwritten.mark_changed(nodes[key])
         for message in refused:
             self._changed("", None, message, now_ms, is_logged=False)
         return refused
@@ -186,19 +186,19 @@ class RunningPipeline:
     def tick(self, now_ms: float) -> None:
         """End the periods that are due; call it at least once in the shortest."""
         now_s = self._to_s(now_ms)
-        verdicts: dict[str, Verdict] = {}
+        requests: dict[str, RateRequest] = {}
         for name, stage in self.stages.items():
             if now_ms < stage.due_ms:
                 continue
-            verdict = stage.close(now_ms, holds=bool(self._held_for(name)))
-            if verdict is not None and stage.was_seen and stage.is_alive(now_ms):
-                verdicts[name] = verdict
-        for name, verdict in verdicts.items():  # with all rates as they are measured now
-            self._ask(name, verdict, now_ms)
+            request = stage.close(now_ms, holds=bool(self._held_for(name)))
+            if request is not None and stage.was_seen and stage.is_alive(now_ms):
+                requests[name] = request
+        for name, request in requests.items():  # with all rates as they are measured now
+            self._ask(name, request, now_ms)
         for name, node in self.nodes.items():
             before = node.state.rate
             if node.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
-                self.journal.mark_changed(node)
+                self.unwritten.mark_changed(node)
                 is_logged = node.state.rate != before
                 self._changed(name, node.state.rate, node.state.why, now_ms, is_logged=is_logged)
 
@@ -274,7 +274,7 @@ class RunningPipeline:
                 if node.state.rate is not None:
                     self._changed(name, None, "it is no longer held in this pipeline", now_ms)
                 node.begin()
-                self.journal.mark_removed(node)
+                self.unwritten.mark_removed(node)
         every: tuple[Node, ...] = (*settings.stages, *settings.sources)
         for each in every:
             name, node = each.name, self.stages.get(each.name) or self.sources[each.name]
@@ -284,7 +284,7 @@ class RunningPipeline:
             consumers = graph.downstream[name] or (name,)
             period_ms = max(graph.stages[consumer].period_ms for consumer in consumers)
             if node.follow(each, graph.downstream[name], period_ms, now_ms):
-                self.journal.mark_changed(node)
+                self.unwritten.mark_changed(node)
                 self._changed(name, node.state.rate, "the pipeline's settings changed", now_ms)
         for name, stage in self.stages.items():
             stage.sample_for(graph.stages[name], settings.max_lag, now_ms)
@@ -296,7 +296,7 @@ class RunningPipeline:
         nodes, controllers = self.graph.upstream[stage], self.nodes
         return [n for n in nodes if n in controllers and stage in controllers[n].state.holders]
 
-    def _ask(self, name: str, verdict: Verdict, now_ms: float) -> None:
+    def _ask(self, name: str, request: RateRequest, now_ms: float) -> None:
         """Make a request to each node upstream that can be held and is to blame."""
         controllers, stage = self.nodes, self.stages[name]
         own_rate = stage.state.rate or math.inf
@@ -306,24 +306,24 @@ class RunningPipeline:
             for node in map(controllers.get, self.graph.upstream[name])
             if node is not None
         ]
-        if verdict.direction is Direction.DECREASE:
+        if request.direction is Direction.DECREASE:
             more, rates = "less", fair_rates(upstream, min(own_rate, processing_rate))
-            if verdict.is_of_lag:
+            if request.is_of_lag:
                 # Stages are not let plan more than there is room for; sources cannot be stopped.
                 rates = {node: rates[node] for node in rates if node not in self.stages}
         else:
             more, rates = "more", raised_rates(upstream, own_rate, self._held_for(name))
         if not rates:
             return
-        reason = f"{name} asks for {more}: {verdict.reason}; it processes {processing_rate:,.1f}/s"
+        reason = f"{name} asks for {more}: {request.reason}; it processes {processing_rate:,.1f}/s"
         for node, rate in rates.items():
             adjust_ms = stage.settings.t_min_adjust_ms
-            controllers[node].ask(name, verdict.direction, rate, adjust_ms, reason)
+            controllers[node].ask(name, request.direction, rate, adjust_ms, reason)
         stage.last_request = {
             "at_s": self._to_s(now_ms),
-            "direction": verdict.direction,
+            "direction": request.direction,
             "processing_rate": processing_rate,
-            "reason": verdict.reason,
+            "reason": request.reason,
             "asked": list(rates),
         }
 

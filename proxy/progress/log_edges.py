@@ -20,7 +20,7 @@ MAX_SAMPLES = 128
 """Of the end of one log; two kilobytes."""
 
 
-def end_age_ms(silent_ms: float) -> float:
+def max_end_age_ms(silent_ms: float) -> float:
     """Return how old an end may be: lag in a long batch lacks at most 1/SILENCE_PER_AGE of it."""
     return max(MIN_END_AGE_MS, silent_ms / SILENCE_PER_AGE)
 

@@ -13,7 +13,7 @@ from metrics.exposition import (
     FigureCollector,
     FigureRows,
     FigureTable,
-    labelled,
+    child_samples,
     streamed,
 )
 from metrics.instruments import COMPLETION_BUCKETS_S
@@ -139,6 +139,6 @@ class ProgressCollector(FigureCollector):
             if number >= self.max_label_sets:
                 others.add(query.batch_seconds)
             elif any(query.batch_seconds.counts):
-                yield from labelled(query.batch_seconds, {"query": query.name})
+                yield from child_samples(query.batch_seconds, {"query": query.name})
         if any(others.counts):
-            yield from labelled(others, {"query": OTHER})
+            yield from child_samples(others, {"query": OTHER})

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
-from proxy.state import Journal
+from proxy.state import UnwrittenRecords
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind, OnEvent
-from .log_edges import end_age_ms
+from .log_edges import max_end_age_ms
 from .partition import PartitionProgress, check_range
 from .progress_records import FORMAT, ProgressRecord, ReadRecords
 from .query import (
@@ -29,7 +29,15 @@ from .query import (
     ProgressSettings,
     QueryProgress,
 )
-from .report import ALL_QUERIES, THIS_PROXY, QueryScope, Refusal, Report, ReportRefused, Sender
+from .report import (
+    ALL_QUERIES,
+    THIS_PROXY,
+    QueryScope,
+    Refusal,
+    Report,
+    ReportNumbers,
+    ReportRefused,
+)
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
 """A query not configured is kept so long unseen: a daily job finds its progress on a Monday."""
@@ -73,14 +81,14 @@ class QueryRegistry:
         self, settings: ProgressSettings, on_event: OnEvent, knows_client: Callable[[str], bool]
     ) -> None:
         # What is delivered makes no record due: it is written with what is completed.
-        self.journal = Journal(MAX_RECORDS_PER_WRITE)
+        self.unwritten = UnwrittenRecords(MAX_RECORDS_PER_WRITE)
         self._on_event = on_event
         self.knows_client = knows_client
         self._queries: dict[str, QueryProgress] = {}
         self._labels: dict[str, QueryProgress] = {}
         self.report_results: Counter[str] = Counter()
         """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
-        self._senders: dict[str, Sender] = {}
+        self._senders: dict[str, ReportNumbers] = {}
         """By id, those that reported; the one that did last is last."""
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
         """Of the partitions that the cluster is asked for; those since gone are still there."""
@@ -131,7 +139,7 @@ class QueryRegistry:
         gone = [query for query in self.queries if not owns.client(query.client_id)]
         for query in gone:
             self._remove(query)
-            self.journal.leaving.add(query)
+            self.unwritten.leaving.add(query)
             for partition in query.partitions.values():
                 partition.is_dropped = True
         self._configure()
@@ -159,7 +167,7 @@ class QueryRegistry:
 
     def forget_leaving(self) -> bool:
         """Write and commit nothing more of what has left; return whether all of it was written."""
-        is_kept = self.journal.forget_leaving()
+        is_kept = self.unwritten.forget_leaving()
         self._index_groups()
         return is_kept
 
@@ -187,8 +195,8 @@ class QueryRegistry:
         query.client_id = client_id
         self._queries[client_id] = query
         for key in query.partitions:
-            self.journal.mark_deleted(FORMAT.key(former_id, *key))
-            self.journal.mark_changed(query, key)
+            self.unwritten.mark_deleted(FORMAT.key(former_id, *key))
+            self.unwritten.mark_changed(query, key)
         self.generation += 1
         self.relabel(query)
 
@@ -199,7 +207,7 @@ class QueryRegistry:
             query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
         for key, partition in query.partitions.items():
             partition.is_dropped = True
-            self.journal.mark_removed(query, key)
+            self.unwritten.mark_removed(query, key)
         self._remove(query)
 
     def _remove(self, query: QueryProgress) -> None:
@@ -211,12 +219,12 @@ class QueryRegistry:
     def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
         is_followed = self._queries.get(query.client_id) is query
-        if not is_followed and query not in self.journal.leaving:
+        if not is_followed and query not in self.unwritten.leaving:
             return  # a connection of a client that went to another member may still read
         if key not in query.partitions:
-            self.journal.mark_removed(query, key)
+            self.unwritten.mark_removed(query, key)
             return
-        self.journal.mark_changed(query, key)
+        self.unwritten.mark_changed(query, key)
         if is_followed:
             self._commit_later(query, key)
 
@@ -249,7 +257,7 @@ class QueryRegistry:
         if self._labels.get(query.name) is query:
             del self._labels[query.name]
             for key in query.partitions:
-                self.journal.mark_changed(query, key)  # its record names the label
+                self.unwritten.mark_changed(query, key)  # its record names the label
         query.name = label
         self._labels[label] = query
 
@@ -337,7 +345,7 @@ class QueryRegistry:
 
     def _count(self, report: Report, number: int, query: QueryProgress) -> int:
         """Count an event that is accepted; return how many of its sender were lost before it."""
-        sender = self._senders.pop(report.sender, None) or Sender(number - 1)
+        sender = self._senders.pop(report.sender, None) or ReportNumbers(number - 1)
         if len(self._senders) >= MAX_SENDERS:
             del self._senders[next(iter(self._senders))]
         self._senders[report.sender] = sender
@@ -459,7 +467,7 @@ class QueryRegistry:
             seen_ms = query.last_seen_ms
             if query.ended or seen_ms is None:
                 continue
-            due_ms = now_ms - end_age_ms(now_ms - seen_ms)
+            due_ms = now_ms - max_end_age_ms(now_ms - seen_ms)
             for each in tuple(query.partitions.values()):
                 if each.log.end_ms <= due_ms:
                     yield self._seek(each)
@@ -481,7 +489,7 @@ class QueryRegistry:
 
     def _index_groups(self) -> None:
         """Find each group's query anew, also those of queries that leave: no two have one."""
-        every = (*self.journal.leaving, *self.queries)
+        every = (*self.unwritten.leaving, *self.queries)
         self._groups = {each.commit_group: each for each in every if each.commit_group is not None}
 
     def drop_commits(self, groups: Collection[str]) -> None:
@@ -577,7 +585,7 @@ class QueryRegistry:
                 self._commit_later(query, partition)
                 is_moved = key != query.key(partition)
                 if is_moved:
-                    self.journal.mark_deleted(key)
+                    self.unwritten.mark_deleted(key)
                 if is_moved or query.name != entry.label:
-                    self.journal.mark_changed(query, partition)
+                    self.unwritten.mark_changed(query, partition)
         return [f"progress record {key!r} is left out: {why}" for key, why in refused.items()]

@@ -126,7 +126,7 @@ ALL_QUERIES = QueryScope()
 
 
 @dataclass(slots=True)
-class Sender:
+class ReportNumbers:
     """One listener, by the numbers of its reports; it may start at any number."""
 
     last: int
@@ -344,7 +344,7 @@ class Report(_Part):
         return self
 
 
-def values_in(raw: bytes) -> int:
+def count_values(raw: bytes) -> int:
     """Return how many values JSON has, or more; it is not parsed for that."""
     return raw.count(b",")
 
@@ -361,7 +361,7 @@ def parse_report(raw: bytes) -> Report:
     try:
         if len(raw) > MAX_REPORT_BYTES:
             raise ValueError(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
-        if (values := values_in(raw)) > MAX_VALUES:
+        if (values := count_values(raw)) > MAX_VALUES:
             raise ValueError(f"a report of {values} values; the most is {MAX_VALUES}")
         return Report.model_validate(_json_of(raw))
     except ValidationError as error:

@@ -18,7 +18,7 @@ from proxy.wire.list_offsets import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    OffsetLookup,
+    LookupRequest,
 )
 from proxy.wire.topic_partition import TopicPartition
 
@@ -68,7 +68,7 @@ class FetchedLogs:
         """Record what the response says of partitions whose topic has this name."""
         self._fetched.append((topic, fetched))
 
-    def offsets(self, lookup: OffsetLookup, now_ms: float) -> dict[TopicPartition, int] | None:
+    def offsets(self, lookup: LookupRequest, now_ms: float) -> dict[TopicPartition, int] | None:
         """Return the answer for each partition of a look-up; None if not all of it is known."""
         if now_ms - self._asked_ms > MAX_AGE_MS or not lookup.timestamps:
             return None

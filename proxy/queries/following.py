@@ -19,7 +19,7 @@ from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import (
     LATEST,
-    OffsetLookup,
+    LookupRequest,
     list_offsets_response,
     read_list_offsets_request,
 )
@@ -56,7 +56,7 @@ class DriverVisits:
         self._refused: dict[str, tuple[float, float]] = {}
         """By client id: when it was sent on first, and last."""
 
-    def sends_on(self, client_id: str, ask: OffsetLookup, now_ms: float) -> bool:
+    def sends_on(self, client_id: str, ask: LookupRequest, now_ms: float) -> bool:
         """Return whether a driver is to ask elsewhere; if not, its look-up is to be answered."""
         if LATEST not in ask.timestamps.values():
             return False
@@ -70,7 +70,7 @@ class DriverVisits:
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class FollowingContext:
     """What the followed clients have in common."""
 
     registry: QueryRegistry
@@ -93,7 +93,7 @@ class Following:
 class FollowedClient:
     """A client on one connection: what it reads for a query, what it writes, both or neither."""
 
-    _all: Following
+    _all: FollowingContext
     _identity: ClientIdentity
     _node_id: int | None
     _generation: int = -1
@@ -162,7 +162,7 @@ class FollowedClient:
         steps = iter(self._all.show_fetched() if turns is not None else ())
         return _InterceptedLookup(ask, lookups, steps, turns, self, pipelines)
 
-    def check_here(self, ask: OffsetLookup, now_ms: float) -> None:
+    def check_here(self, ask: LookupRequest, now_ms: float) -> None:
         """Raise ClientSentOn for the look-up of a driver that another member owns."""
         every = self._all
         is_here = every.registry.owns.client(self.client_id)
@@ -257,7 +257,7 @@ class _AnsweredLookup(InterceptedRequest):
 
 @dataclass(slots=True, eq=False)
 class _InterceptedLookup(InterceptedRequest):
-    ask: OffsetLookup
+    ask: LookupRequest
     lookups: OffsetLookups
     show_fetched: Iterator[None]
     """See Following; nothing to show where `turns` is None."""

@@ -31,8 +31,8 @@ from proxy.progress.query_registry import Owns, QueryRegistry
 from proxy.progress.report import QueryScope, Report, ReportRefused, parse_report
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import Following
-from proxy.queries.record_owner import OwnedBeside, OwnedRecords, read_owned
+from proxy.queries.following import FollowingContext
+from proxy.queries.record_owner import OwnedDifference, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.slices import Slices
@@ -110,7 +110,9 @@ class Queries:
         )
         self.committer = Committer(self.registry, partial(KafkaClient, bootstrap))
         self.log_ends = LogEnds(self.registry, KafkaClient(bootstrap))
-        self._journals = [each.journal for each in (self.registry, self.backpressure, self.running)]
+        self._unwritten = [
+            each.unwritten for each in (self.registry, self.backpressure, self.running)
+        ]
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
@@ -119,7 +121,7 @@ class Queries:
         self._names_looked_up = asyncio.Event()
         self._slices = Slices()
         self._turns = ReportTurns(self._slices)
-        self.following = Following(
+        self.following = FollowingContext(
             *(self.registry, self.backpressure, self._names, quotas, self.running, self._turns),
             show_fetched,
         )
@@ -151,7 +153,7 @@ class Queries:
         StateError: then nothing has changed.
         """
         async with self._handing_over:
-            came = OwnedBeside(owns, self.registry.owns, is_others=False)
+            came = OwnedDifference(owns, self.registry.owns, is_others=False)
             client_of = self.registry.client_of_record
             read = await asyncio.to_thread(read_owned, store, came, client_of)
             self._take(*read, owns, is_handed_over=True)
@@ -193,7 +195,7 @@ class Queries:
 
     def _forget_leaving(self) -> bool:
         """Write nothing more of what has left; return whether all of it was written."""
-        parts = self.registry, self.backpressure.journal, self.running.journal
+        parts = self.registry, self.backpressure.unwritten, self.running.unwritten
         are_kept = [each.forget_leaving() for each in parts]
         return all(are_kept)
 
@@ -364,7 +366,7 @@ class Queries:
         """Write what has changed; what can't be written is tried again. Return whether it was."""
         async with self._writing:
             while (store := self._store) is not None:
-                changes = [journal.take() for journal in self._journals]
+                changes = [unwritten.take() for unwritten in self._unwritten]
                 records = [record for changed, _ in changes for record in changed]
                 deleted = [key for _, gone in changes for key in gone]
                 if not records and not deleted:
@@ -372,8 +374,8 @@ class Queries:
                 try:
                     await store.write(records, delete=deleted)
                 except StateError as error:
-                    for journal in self._journals:
-                        journal.give_back()
+                    for unwritten in self._unwritten:
+                        unwritten.give_back()
                     _log.error("progress not kept, trying again", error=str(error))
                     return False
         return False

@@ -10,7 +10,7 @@ from proxy.progress.progress_records import FORMAT as PROGRESS
 from proxy.progress.progress_records import ReadRecords, read_records
 from proxy.progress.query_registry import Owns
 from proxy.state import Record, Store
-from proxy.state.journal import key_parts
+from proxy.state.state_records import key_parts
 from proxy.state.store import SEPARATOR
 
 RECORDS_OF_CLIENTS = PROGRESS.namespace, backpressure_record.BOUND_RECORDS.namespace
@@ -23,7 +23,7 @@ ALL_OWNED_RECORDS = RECORDS_OF_CLIENTS + RECORDS_OF_PIPELINES
 
 
 @dataclass(frozen=True, slots=True)
-class OwnedBeside:
+class OwnedDifference:
     """What `owns` has and `other` has too, or has not: what stays, what has come, what goes."""
 
     owns: Owns

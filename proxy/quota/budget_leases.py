@@ -168,7 +168,7 @@ class Demand(NamedTuple):
 
 
 @dataclass(slots=True)
-class Vote:
+class OwnerVote:
     """A member's side of one slot: whom it takes for the owner."""
 
     _voted_ms: float
@@ -261,7 +261,7 @@ class Voters:
         return self._changed_ms + VOTE_MS
 
 
-class Votes:
+class OwnerVotes:
     """The owner's side of one slot: the votes for this process."""
 
     def __init__(self, voters: Voters) -> None:
@@ -328,7 +328,7 @@ class BudgetOwner:
         self.rate, self.guaranteed, self.free_ms = rate, guaranteed, free_ms
         self._holders: dict[str, _Holder] = {}
 
-    def answer(self, demand: Demand, votes: Votes, now_ms: float) -> RateLease | None:
+    def answer(self, demand: Demand, votes: OwnerVotes, now_ms: float) -> RateLease | None:
         """Return the lease for a member, whose own vote is counted.
 
         None for a demand that is no later than one before, and without a majority.

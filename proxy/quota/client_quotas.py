@@ -15,10 +15,10 @@ from .entities import (
     QuotaKind,
 )
 from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, Gate, InFlightFetch, Waiter
-from .meter import Lease, Level, Meter, sensor_name
+from .meter import GateLevel, Lease, Meter, sensor_name
 from .meters import Meters, ThrottleTime
-from .rules import Match
-from .turns import TURN_BYTES, Step, TurnPath
+from .rules import RuleMatch
+from .turns import TURN_BYTES, TurnMember, TurnPath
 
 SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
@@ -45,7 +45,7 @@ class ClientQuotas:
     """How many have it from the manager and have not closed it."""
     generation: int = -1
     """The update of the rules that `matches` is of."""
-    matches: dict[QuotaKind, Match] = field(default_factory=dict)
+    matches: dict[QuotaKind, RuleMatch] = field(default_factory=dict)
     meters: dict[QuotaKind, Meter] = field(default_factory=dict)
     """The sensors of `matches` that its latest traffic was charged to. Those that are not enforced
     have no gates, and hold nothing."""
@@ -63,7 +63,7 @@ class ClientQuotas:
     _key: TurnPath = field(init=False)
 
     def __post_init__(self) -> None:
-        self._key = Step(self.identity.user), Step(self.identity.client_id)
+        self._key = TurnMember(self.identity.user), TurnMember(self.identity.client_id)
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic, or of some topics."""
@@ -254,7 +254,7 @@ class ClientQuotas:
         return True
 
     @staticmethod
-    def _levels_to_pass(levels: tuple[Level, ...], waiter: Waiter) -> tuple[Level, ...]:
+    def _levels_to_pass(levels: tuple[GateLevel, ...], waiter: Waiter) -> tuple[GateLevel, ...]:
         """Return the gates that a request has to pass yet: where it waits, it has passed others."""
         for at, level in enumerate(levels):
             if level.meter.gate is waiter.gate:
@@ -300,7 +300,7 @@ class ClientQuotas:
 
     def most_at(
         self,
-        levels: Iterable[Level],
+        levels: Iterable[GateLevel],
         asked_bytes: int,
         sizes: FetchSizes,
         now_ms: float,
@@ -379,7 +379,7 @@ class ClientQuotas:
         self.sharing = self.sharing | {kind} if meter.is_overflow else self.sharing - {kind}
         return meter
 
-    def _matches_in_force(self) -> dict[QuotaKind, Match]:
+    def _matches_in_force(self) -> dict[QuotaKind, RuleMatch]:
         if self.generation != self.sensors.generation:
             self.resolve()
         return self.matches

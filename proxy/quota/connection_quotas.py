@@ -15,7 +15,7 @@ from metrics.clock import MS_PER_SECOND
 
 from .entities import CONNECTION_RATE, MAX_CONNECTIONS, ClientIdentity
 from .manager import QuotaManager
-from .rules import Match
+from .rules import RuleMatch
 
 TOO_MANY = "too_many_connections_of_client"
 """Why a connection is refused, or gives way."""
@@ -163,12 +163,14 @@ class ConnectionQuotas:
                 yield
             self._settled = generation
 
-    def _follow(self, slot: ConnectionSlot, most: Match | None, paced: Match | None) -> None:
+    def _follow(
+        self, slot: ConnectionSlot, most: RuleMatch | None, paced: RuleMatch | None
+    ) -> None:
         slot.counted_as = most.entity if most is not None else None
         slot.paced_as = paced.entity if paced is not None else None
         self._count(slot, 1)
 
-    def _matches(self, identity: ClientIdentity) -> tuple[Match | None, Match | None]:
+    def _matches(self, identity: ClientIdentity) -> tuple[RuleMatch | None, RuleMatch | None]:
         """Return what limits the number of a client's connections, and their rate."""
         table = self._manager.table
         return table.match(MAX_CONNECTIONS, identity), table.match(CONNECTION_RATE, identity)
@@ -189,7 +191,7 @@ class ConnectionQuotas:
         if not by_address:
             del self.counts[entity], self._by_address[entity]
 
-    def _check_number(self, match: Match, address: str) -> None:
+    def _check_number(self, match: RuleMatch, address: str) -> None:
         count, bound = self.counts[match.entity], match.rule.bounds[MAX_CONNECTIONS]
         if count >= bound and not (count - 1 < bound and self._made_room(match.entity, address)):
             text = f"{match.entity} has {count} connections, {bound:.0f} are its {MAX_CONNECTIONS}"
@@ -203,7 +205,7 @@ class ConnectionQuotas:
             return False
         return any(slot.give_way() for slot in tuple(islice(crowd, MAX_LOOKED_AT)))
 
-    def _pace(self, slot: ConnectionSlot, match: Match, now_ms: float) -> float:
+    def _pace(self, slot: ConnectionSlot, match: RuleMatch, now_ms: float) -> float:
         """Return how long a connection is to wait, and count it to the rate."""
         rate = match.rule.bounds[CONNECTION_RATE]
         interval_ms = MS_PER_SECOND / rate
@@ -224,7 +226,7 @@ class ConnectionQuotas:
         slot.schedule, slot.turn_ms = schedule, turn_ms
         return wait_ms
 
-    def _entity_with_room(self, match: Match, now_ms: float) -> str:
+    def _entity_with_room(self, match: RuleMatch, now_ms: float) -> str:
         """Return the match's entity, or its rule's overflow when too many others have connected."""
         schedules = self._schedules
         most = self._manager.settings.max_client_entities

@@ -16,7 +16,7 @@ from metrics.clock import MS_PER_SECOND
 
 from .entities import QuotaKind
 from .pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
-from .turns import Step, TurnPath, Turns
+from .turns import TurnMember, TurnPath, Turns
 
 TURNS_ROUND_MS = 2000.0
 """Of the bound: what all Fetches that are under way or wait may bring together."""
@@ -72,7 +72,7 @@ LARGEST_DECAY = 0.9
 """By how much the largest response counts less with each one that comes."""
 
 
-UNKNOWN_CLIENT: TurnPath = (Step(None), Step(None))
+UNKNOWN_CLIENT: TurnPath = (TurnMember(None), TurnMember(None))
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, Qu
 from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, Gate
 from .pacer import MAX_CARRY_MS, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
-from .turns import Step, TurnPath
+from .turns import TurnMember, TurnPath
 from .values import MAX_SIZE_BYTES
 
 LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
@@ -52,7 +52,7 @@ ACTIVE_MS = 2_000.0
 """A client that moved nothing for so long, and waits for nothing, has no share of its budget."""
 
 
-class Level(NamedTuple):
+class GateLevel(NamedTuple):
     """A gate that a client's requests pass: of its own sensor, or of a budget that it is in."""
 
     meter: "Meter"
@@ -165,7 +165,7 @@ class Meter(Sensor):
     """The last client that began to use it."""
     charged: tuple["Meter", ...] = ()
     """Itself, and the sensors of the budgets that it is in, the outermost last."""
-    levels: tuple[Level, ...] = ()
+    levels: tuple[GateLevel, ...] = ()
     """The gates that a request passes, one after the other."""
     is_measured_only: bool = False
     """Whether it has no bound but that of its budget, whose sensor holds its clients."""
@@ -252,7 +252,7 @@ class Meter(Sensor):
             or (budget.rule.enforce and budget.rule.ceilings[kind] <= rule.bounds[kind])
         )
         self.charged = (self,)
-        own = Level(self, tells_clients=not self.is_of_one_client)
+        own = GateLevel(self, tells_clients=not self.is_of_one_client)
         self.levels = (own,) if self.is_enforced and not self.is_measured_only else ()
         if self.budget is not None:
             self.budget.sharers.pop(self.name, None)
@@ -262,12 +262,12 @@ class Meter(Sensor):
         budget.sharers[self.name] = self
         is_group = isinstance(rule, Budget)
         weight, guaranteed = rule.share.weight, rule.share.guaranteed / MS_PER_SECOND
-        step = Step(self.entity, weight, guaranteed, is_group)
+        step = TurnMember(self.entity, weight, guaranteed, is_group)
         self.charged += tuple(
             each for each in budget.charged if self.is_enforced or not each.is_enforced
         )
         self.levels += tuple(
-            Level(level.meter, (*level.path, step), own.tells_clients)
+            GateLevel(level.meter, (*level.path, step), own.tells_clients)
             for level in budget.levels
             if self.is_enforced and level.meter.is_enforced
         )

@@ -9,7 +9,7 @@ from metrics.exposition import FigureRows, FigureTable
 
 from .entities import ClientIdentity, QuotaKind
 from .meter import AdaptedBound, Lease, Meter, sensor_name
-from .rules import Match, QuotaSettings, Rule, RuleTable
+from .rules import QuotaSettings, Rule, RuleMatch, RuleTable
 
 OF_SENSORS = FigureTable(
     ("quota_entity", "quota"),
@@ -236,7 +236,7 @@ class Meters:
     def meter(
         self,
         kind: QuotaKind,
-        match: Match,
+        match: RuleMatch,
         now_ms: float,
         address: str | None = None,
         *,
@@ -281,9 +281,9 @@ class Meters:
             return None
         budget = rule.share.budget
         enforced = self.settings.enforce and budget.enforce
-        return self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
+        return self.meter(kind, RuleMatch(budget, budget.shared_entity, enforced), now_ms)
 
-    def _overflow(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
+    def _overflow(self, kind: QuotaKind, match: RuleMatch, now_ms: float) -> Meter:
         """Return the sensor that further clients of a rule share."""
         entity = self.table.overflow_entity(kind, match)
         meter = self.by_name.get(sensor_name(kind, entity))

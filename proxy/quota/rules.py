@@ -451,7 +451,7 @@ class QuotaSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class RuleMatch:
     """The rule that bounds one kind of a client's traffic, and whose traffic is added up."""
 
     rule: Rule
@@ -460,7 +460,7 @@ class Match:
     """False: the client is measured, and held for nothing."""
 
 
-class CandidateRule(NamedTuple):
+class ConsideredRule(NamedTuple):
     """A rule that was looked at for a client, and what came of it."""
 
     rule: Rule
@@ -547,7 +547,7 @@ class RuleTable:
 
     def match(
         self, kind: QuotaKind, identity: ClientIdentity, topic: str | None = None
-    ) -> Match | None:
+    ) -> RuleMatch | None:
         """Return the first rule for this client that bounds this kind, or None.
 
         That is of all topics together, or of one by the rules that name topics.
@@ -572,7 +572,7 @@ class RuleTable:
                 found.setdefault((topic_rank, topic), rule)
         return list(found.values())
 
-    def _match(self, rule: Rule, identity: ClientIdentity, topic: str | None = None) -> Match:
+    def _match(self, rule: Rule, identity: ClientIdentity, topic: str | None = None) -> RuleMatch:
         """Return what a rule that fits a client comes to."""
         entity, enforced = rule.entity(identity, topic), self._enforce and rule.enforce
         if enforced and self.pauses:
@@ -580,26 +580,26 @@ class RuleTable:
             enforced = not pauses
             if pauses and not any(map(rule.covers, pauses)):
                 entity += PAUSED
-        return Match(rule, entity, enforced)
+        return RuleMatch(rule, entity, enforced)
 
     def depends_on_user(self, kind: QuotaKind) -> bool:
         """Return whether a login can change which rule bounds this kind of a client's."""
         ranks = self._places.get((kind, False), {})
         return any(user != UNNAMED for _, (user, *_) in ranks)
 
-    def overflow_entity(self, kind: QuotaKind, match: Match) -> str:
+    def overflow_entity(self, kind: QuotaKind, match: RuleMatch) -> str:
         """Return whose sensor clients without room share; those that are paused have their own."""
         rule = match.rule
         entity = OTHER if rule is self._last_open.get(kind) else f"{OTHER},{rule.shared_entity}"
         return f"{entity}{PAUSED}" if self.pauses and not match.enforced else entity
 
-    def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
+    def explain(self, identity: ClientIdentity) -> list[ConsideredRule]:
         """Return for each kind in turn the rules that bound it, in order of precedence, and why.
 
         Of those not for this client at most MAX_MISMATCHES for each kind: first those that name its
         user or client id and something else, too.
         """
-        considered: list[CandidateRule] = []
+        considered: list[ConsideredRule] = []
         for kind, rules in self._by_kind.items():
             reasons = [mismatch(rule.keys, identity) for rule in rules]
             mismatches = (
@@ -615,7 +615,7 @@ class RuleTable:
                     first, match = rule.title, self._match(rule, identity)
                     why = f"applies to {match.entity}"
                     why += "" if match.enforced else ", is not enforced"
-                considered.append(CandidateRule(rule, kind, is_chosen, why))
+                considered.append(ConsideredRule(rule, kind, is_chosen, why))
         return considered
 
     def count(self, kind: QuotaKind) -> int:

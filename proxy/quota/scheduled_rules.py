@@ -38,7 +38,7 @@ class ScheduledSettings:
 
         `overridden` has what is in the place of budgets of the file, by their names.
         """
-        whens = ((title, part.when) for title, part in parts_of(settings.rules).items())
+        whens = ((title, part.when) for title, part in by_title(settings.rules).items())
         parts = {title: when for title, when in whens if when is not None}
         if not (parts or overridden):
             return cls(settings, {})
@@ -57,7 +57,7 @@ class ScheduledSettings:
         )
 
 
-def parts_of(rules: Iterable[Rule]) -> dict[str, Rule]:
+def by_title(rules: Iterable[Rule]) -> dict[str, Rule]:
     """Return rules, and the budgets that they are in, by their titles."""
     found: dict[str, Rule] = {}
     for rule in rules:
@@ -67,7 +67,7 @@ def parts_of(rules: Iterable[Rule]) -> dict[str, Rule]:
 
 def budgets_of(rules: Iterable[Rule]) -> dict[str, Budget]:
     """Return the budgets that rules are in, by their names."""
-    return {each.name: each for each in parts_of(rules).values() if isinstance(each, Budget)}
+    return {each.name: each for each in by_title(rules).values() if isinstance(each, Budget)}
 
 
 def _in_force(

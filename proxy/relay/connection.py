@@ -25,7 +25,7 @@ from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lane import Lane
-from proxy.relay.lifecycle import OPEN, Pause, State
+from proxy.relay.lifecycle import OPEN, PauseReason, State
 from proxy.relay.listener import Origin
 from proxy.relay.pair_state import AdvertiseTo, PairState
 from proxy.relay.requests import RequestFlow
@@ -362,14 +362,14 @@ class Connection(PairState):
         if not is_open and self.life.state is not State.NEW:
             return None
         wait_ms = self.client.enter(head.api_key, head.client_id, clock_ms(), self._give_way)
-        go_on = partial(self.unpause, Pause.CROWDED)
+        go_on = partial(self.unpause, PauseReason.CROWDED)
         if not is_open:
             self.life.move(State.DIALLING)
             self._heard()
             self.requests.paused = True
             go_on = partial(self._begin_dialling, head.client_id)
         elif wait_ms:
-            self.pause(Pause.CROWDED)
+            self.pause(PauseReason.CROWDED)
         if wait_ms:
             self.crowded = self.services.reapers.add(head.api_key, clock_ms() + wait_ms, go_on)
         elif not is_open:
@@ -398,7 +398,7 @@ class Connection(PairState):
         self.eviction.follow()
         self.responses.shorten_hold()
         is_to_go = session is not None and session.must_go
-        if Pause.GATED in self.life.pauses and self.waiter.gate is None and not is_to_go:
+        if PauseReason.GATED in self.life.pauses and self.waiter.gate is None and not is_to_go:
             self._gated.cancel()  # without a turn, it just waits
             self._ask_again()
         if slot is not None and self.crowded.waiting:
@@ -417,7 +417,7 @@ class Connection(PairState):
     def send_on(self) -> None:
         """See PairState."""
         if self.life.state is OPEN:
-            self.pause(Pause.SENT_ON)
+            self.pause(PauseReason.SENT_ON)
             self.eviction.send_on()
 
     def _give_way(self) -> bool:
@@ -464,7 +464,7 @@ class Connection(PairState):
             for flow, run in ready:
                 flow.ready = partial(flow.run_lane, run) if any(by_tls) else run
         responses.run()
-        self.unpause(Pause.NONE)
+        self.unpause(PauseReason.NONE)
 
     def finish_if_drained(self) -> None:
         """See PairState."""

@@ -12,7 +12,7 @@ from proxy.quota.entities import CONNECTION_RATE, REQUEST_PERCENTAGE, ClientIden
 from proxy.quota.rules import Rule
 from proxy.relay.channel import TRAFFIC_INTERVAL_MS
 from proxy.relay.connection import Connection
-from proxy.relay.lifecycle import Pause
+from proxy.relay.lifecycle import PauseReason
 
 CLOSED_BY_OPERATOR = "closed by an operator"
 
@@ -34,7 +34,7 @@ Where = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionHold:
+class HoldReason:
     """Why a connection does not go on now."""
 
     where: Where
@@ -74,7 +74,7 @@ class ConnectionRow:
     """Bytes per second to the client."""
     in_flight: int
     """Requests without an answer."""
-    hold: ConnectionHold | None
+    hold: HoldReason | None
 
     @property
     def rate(self) -> float:
@@ -158,7 +158,7 @@ def row_of(connection: Connection, now_ms: float) -> ConnectionRow:
     )
 
 
-def _hold_of(connection: Connection) -> ConnectionHold | None:
+def _hold_of(connection: Connection) -> HoldReason | None:
     session, pauses = connection.client.current, connection.life.pauses
     quotas = session.quotas if session is not None else None
     delayed, crowded = connection.responses.delayed, connection.crowded
@@ -170,22 +170,22 @@ def _hold_of(connection: Connection) -> ConnectionHold | None:
     if crowded.waiting and slot is not None:
         match = connection.services.quotas.table.match(CONNECTION_RATE, slot.identity)
         rule, due_ms = match.rule if match is not None else None, crowded.due_ms
-        return ConnectionHold("connection_rate", CONNECTION_RATE, slot.paced_as, rule, due_ms)
-    if Pause.MUTED in pauses and (charge := connection.muted_for) is not None:
+        return HoldReason("connection_rate", CONNECTION_RATE, slot.paced_as, rule, due_ms)
+    if PauseReason.MUTED in pauses and (charge := connection.muted_for) is not None:
         return _hold("muted", quotas, charge.kind, charge.entity, connection.muted.until_ms)
-    if Pause.GATED in pauses:
+    if PauseReason.GATED in pauses:
         waiter = connection.waiter
         until_ms = waiter.wakes_ms if waiter.wakes_ms < math.inf else None
         return _hold("gate", quotas, waiter.kind, waiter.entity, until_ms)
-    if Pause.SERIAL in pauses:
+    if PauseReason.SERIAL in pauses:
         return _hold("one_at_a_time", quotas, REQUEST_PERCENTAGE, None, None)
     waits: dict[Where, bool] = {
-        "login": Pause.LOGIN in pauses,
+        "login": PauseReason.LOGIN in pauses,
         "client_not_reading": connection.responses.sending_blocked,
         "broker_not_reading": connection.requests.sending_blocked,
-        "in_flight": Pause.FULL in pauses,
+        "in_flight": PauseReason.FULL in pauses,
     }
-    return next((ConnectionHold(where) for where, is_so in waits.items() if is_so), None)
+    return next((HoldReason(where) for where, is_so in waits.items() if is_so), None)
 
 
 def _hold(
@@ -194,12 +194,12 @@ def _hold(
     kind: QuotaKind | None,
     entity: str | None,
     until_ms: float | None,
-) -> ConnectionHold:
+) -> HoldReason:
     of_topics = () if quotas is None else quotas.topic_meters.values()
     for meter in of_topics:
         if meter is not None and (meter.kind, meter.entity) == (kind, entity):
-            return ConnectionHold(where, kind, entity, meter.rule, until_ms)
+            return HoldReason(where, kind, entity, meter.rule, until_ms)
     match = quotas.matches.get(kind) if quotas is not None and kind is not None else None
     if match is None:
-        return ConnectionHold(where, kind, entity, until_ms=until_ms)
-    return ConnectionHold(where, kind, entity or match.entity, match.rule, until_ms)
+        return HoldReason(where, kind, entity, until_ms=until_ms)
+    return HoldReason(where, kind, entity or match.entity, match.rule, until_ms)

@@ -25,7 +25,7 @@ ANY_RESPONSE, KNOWN_RESPONSE, NO_RESPONSE, WHOLE_RESPONSE = range(4)
 """Which responses to a kind are plain; see `Kind`."""
 
 
-def learn(kinds: list[Kind], latest: Kind) -> None:
+def add_plain_kind(kinds: list[Kind], latest: Kind) -> None:
     """Add a kind that may pass in place of one that begins alike, or of the oldest of many."""
     about = latest.about
     same = about.api_key, about.version

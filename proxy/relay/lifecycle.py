@@ -36,7 +36,7 @@ MOVES: Mapping[State, frozenset[State]] = {
 """The states that may follow each state."""
 
 
-class Pause(Flag):
+class PauseReason(Flag):
     """Why the requests of an open pair are not read; all its pauses must end first."""
 
     NONE = 0
@@ -56,11 +56,11 @@ class Pause(Flag):
     """The client is to ask its owner, and is about to be let go."""
 
 
-NO_PAUSE = Pause.NONE
-UNANSWERED = Pause.FULL | Pause.SERIAL
+NO_PAUSE = PauseReason.NONE
+UNANSWERED = PauseReason.FULL | PauseReason.SERIAL
 """Pauses that end when requests are answered."""
 
-HELD_BACK = Pause.MUTED | Pause.GATED | Pause.CROWDED | Pause.SENT_ON
+HELD_BACK = PauseReason.MUTED | PauseReason.GATED | PauseReason.CROWDED | PauseReason.SENT_ON
 """Pauses that a client cannot end."""
 
 
@@ -71,22 +71,22 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.state = State.NEW
-        self.pauses = Pause.NONE
+        self.pauses = PauseReason.NONE
 
     def move(self, to: State) -> None:
         """Enter a state, without pauses. Raises ValueError when MOVES does not have the move."""
         if to not in MOVES[self.state]:
             raise ValueError(f"no move from {self.state.value} to {to.value}")
         self.state = to
-        self.pauses = Pause.NONE
+        self.pauses = PauseReason.NONE
 
-    def pause(self, reason: Pause) -> None:
+    def pause(self, reason: PauseReason) -> None:
         """Add a pause. Raises ValueError unless the pair is open."""
         if self.state is not State.OPEN:
             raise ValueError(f"no pause {reason} when {self.state.value}")
         self.pauses |= reason
 
-    def unpause(self, reason: Pause) -> bool:
+    def unpause(self, reason: PauseReason) -> bool:
         """End a pause, if there is one; return whether requests are to be read again."""
         self.pauses &= ~reason
         return self.state is State.OPEN and not self.pauses

@@ -13,14 +13,14 @@ from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
 from proxy.relay.exchange import NO_ACKS, Exchange
 from proxy.relay.lane import Kind, Lane
-from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, Lifecycle, Pause
+from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, Lifecycle, PauseReason
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession, Identification
 from proxy.relay.shown_frames import ShownFrames
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
-from proxy.wire.produce import ProduceResponseShapes
+from proxy.wire.produce import BrokerlessResponses
 
 AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
 
@@ -79,7 +79,7 @@ class PairState:
         """What it sends on, the latest first."""
         self.shown = ShownFrames(services.unshown, self.close_failed)
         """What an interceptor is to see of what the lane has sent on."""
-        self.shapes = ProduceResponseShapes()
+        self.shapes = BrokerlessResponses()
         """Of responses to Produce that name no broker."""
         self.advertise = advertise
         self.origin = origin
@@ -155,11 +155,11 @@ class PairState:
         is_used_up = kind.plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
         if is_used_up and self.in_flight:
             self._leave_gate()  # others need not wait for its answer
-            self.pause(Pause.SERIAL)
+            self.pause(PauseReason.SERIAL)
             return False
         waits = kind.acks == NO_ACKS or not session.has_asked
         if kind.plan.costs_time and waits and (owed_ms := self._owed_time_ms(exchange)):
-            self.pause(Pause.GATED)
+            self.pause(PauseReason.GATED)
             self._gated_api = kind.api_key
             self._wake_at(exchange.sent_ms + owed_ms)
             return False
@@ -167,7 +167,7 @@ class PairState:
             return True
         if session.must_go and session.quotas.has(bounded_by):
             self._leave_gate()
-            self.pause(Pause.GATED)
+            self.pause(PauseReason.GATED)
             return False
         return self._passes_gate(exchange, bounded_by, exchange.sent_ms, came, topics)
 
@@ -208,7 +208,7 @@ class PairState:
         if not session.quotas.admit(
             kind, waiter, size, now_ms, holds=holds, came=counted, topics=topics
         ):
-            self.pause(Pause.GATED)
+            self.pause(PauseReason.GATED)
             return False
         since_ms, waiter.since_ms = waiter.since_ms, None
         if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
@@ -232,7 +232,7 @@ class PairState:
 
     def _ask_again(self) -> None:
         """Read on at a quota's gate: the next request, or the body that waits there."""
-        self.unpause(Pause.GATED)
+        self.unpause(PauseReason.GATED)
         if self.requests.under_way:  # whatever else keeps requests from being read
             self.requests.run()
 
@@ -263,7 +263,7 @@ class PairState:
     def on_response(self) -> None:
         """Read requests again if there were too many unanswered ones."""
         pauses = self.life.pauses
-        if pauses & UNANSWERED and not (self.in_flight and Pause.SERIAL in pauses):
+        if pauses & UNANSWERED and not (self.in_flight and PauseReason.SERIAL in pauses):
             self.unpause(UNANSWERED)
 
     def mute(self, due_ms: float, api_key: int, charge: ThrottleTime) -> None:
@@ -272,17 +272,17 @@ class PairState:
         if self.muted.waiting and self.muted.due_ms >= due_ms:
             return
         self.muted.cancel()
-        self.pause(Pause.MUTED)
-        go_on = partial(self.unpause, Pause.MUTED)
+        self.pause(PauseReason.MUTED)
+        go_on = partial(self.unpause, PauseReason.MUTED)
         self.muted = self.services.reapers.add(api_key, due_ms, go_on)
 
-    def pause(self, reason: Pause) -> None:
+    def pause(self, reason: PauseReason) -> None:
         """Read no further requests. Only when the pair is open."""
         self.life.pause(reason)
         self.requests.paused = True
         self.shut_lane()
 
-    def unpause(self, reason: Pause) -> None:
+    def unpause(self, reason: PauseReason) -> None:
         """Read requests again, if there is no other reason against it."""
         if self.life.unpause(reason):
             self.requests.resume()

@@ -29,9 +29,9 @@ from proxy.relay.lane import (
     WHOLE_RESPONSE,
     Kind,
     Lane,
-    learn,
+    add_plain_kind,
 )
-from proxy.relay.lifecycle import DRAINING, Pause
+from proxy.relay.lifecycle import DRAINING, PauseReason
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import CLOSED, END, OWNER, Wait
 from proxy.relay.session import ClientSession
@@ -45,7 +45,7 @@ from proxy.wire.apis import (
     PRODUCE,
     Handling,
     api_name,
-    downgrade_api_versions,
+    downgrade_api_versions_request,
     is_known,
     plan_of,
 )
@@ -182,7 +182,7 @@ class RequestFlow(FrameFlow):
         )
         if kind.turn is not None:
             kind.turn.join(lane_kind)
-        learn(self._pair.kinds, lane_kind)
+        add_plain_kind(self._pair.kinds, lane_kind)
 
     def _may_pass(self, kind: RequestKind, now_ms: float) -> bool:
         """Return whether nothing but the lease keeps requests of a kind from being sent on."""
@@ -320,7 +320,7 @@ class RequestFlow(FrameFlow):
         frame_bytes = exchange.request_bytes
         self._count(exchange, len(view))
         if frame_bytes > UNCOUNTED_BYTES and exchange.kind.acks is None:
-            self._pair.pause(Pause.SERIAL)  # what it asks for is kept until it is answered
+            self._pair.pause(PauseReason.SERIAL)  # what it asks for is kept until it is answered
         api_key = exchange.kind.api_key
         is_short = api_key == LIST_OFFSETS and frame_bytes <= READ_BYTES_HELD
         if len(view) < frame_bytes or not (api_key == FETCH or is_short):
@@ -396,7 +396,7 @@ class RequestFlow(FrameFlow):
         self._collecting = exchange
         self.forget_lane()
         # What follows is read when it is known who sends it.
-        pair.pause(Pause.LOGIN)
+        pair.pause(PauseReason.LOGIN)
         return self._collect(view, frame_bytes)
 
     def _known_kind(self, view: memoryview) -> RequestKind | None:
@@ -427,7 +427,7 @@ class RequestFlow(FrameFlow):
             if found is None:
                 return None
             acks, end = found
-        is_changed = api_key == API_VERSIONS and downgrade_api_versions(view, version)
+        is_changed = api_key == API_VERSIONS and downgrade_api_versions_request(view, version)
         if is_changed:
             version, plan = 0, plan_of(api_key, 0)
         start = bytes(view[START_BYTES:end])
@@ -532,7 +532,7 @@ class RequestFlow(FrameFlow):
             if self._is_sending:
                 self._timed = exchange.timed
         if len(in_flight) >= pair.services.limits.max_in_flight_requests:
-            pair.pause(Pause.FULL)
+            pair.pause(PauseReason.FULL)
 
     @property
     def is_unanswered_next(self) -> bool:

@@ -13,7 +13,7 @@ from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import Lane
-from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
+from proxy.relay.lifecycle import DRAINING, NO_PAUSE, PauseReason
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, Wait
 from proxy.relay.session import ClientSession
@@ -26,17 +26,17 @@ from proxy.wire.apis import (
     Handling,
 )
 from proxy.wire.fetch import FetchedPartition, TopicKey
-from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body
+from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body_start
 from proxy.wire.frames import INT32, MalformedResponse, check_whole, parse_response_head
 from proxy.wire.layout import Buffer, Steps
 from proxy.wire.rewrite import (
+    as_empty_broker,
     brokers_end,
-    emptied,
-    neutral_tail,
     nowhere,
     raise_throttle_time,
     rewriting,
     set_throttle_time,
+    tail_without_endpoints,
 )
 
 MAX_COLLECTED_BYTES = 64 << 20
@@ -64,7 +64,7 @@ that has the same number, also when it is of a dead machine. It forgets it when 
 _scratch = memoryview(new_scratch())
 
 
-class FetchWait(FetchObserver):
+class MoreDataObserver(FetchObserver):
     """Looks for a partition whose records end before its log: nobody waits who has more to send.
 
     `had_data` is called once if there is one, when all partitions were seen.
@@ -258,10 +258,10 @@ class ResponseFlow(FrameFlow):
             return self._collect(view, min(frame_bytes, len(view)))
         if plan.handling is not Handling.WALK and seen is None and not exchange.is_looked_into:
             return self._forward(view, frame_bytes)
-        start = fetch_body(plan, view, frame_bytes)
+        start = fetch_body_start(plan, view, frame_bytes)
         observers: list[FetchObserver | None] = [seen.observer(clock_ms())] if seen else []
         if exchange.is_wait_doubtful:
-            observers.append(FetchWait(partial(self._charge_doubtful_time, kind.session)))
+            observers.append(MoreDataObserver(partial(self._charge_doubtful_time, kind.session)))
         observers.append(exchange.topics)
         usage, weight = kind.session.usage, 1 if any(observers) else exchange.weight
         if usage is not None and weight:  # what is walked anyway stands for itself alone
@@ -301,7 +301,7 @@ class ResponseFlow(FrameFlow):
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
         exchange = self._collecting
         if exchange is None:  # the tail of a Fetch response
-            self._send(neutral_tail(bytes(frame)))
+            self._send(tail_without_endpoints(bytes(frame)))
             return
         exchange.timed.came_whole(clock_ms())
         rewrites_head = exchange.kind.plan.rewrites_head
@@ -348,7 +348,7 @@ class ResponseFlow(FrameFlow):
         self._send(response)
         self._sent_collected(exchange)
         if is_login:
-            self._pair.unpause(Pause.LOGIN)
+            self._pair.unpause(PauseReason.LOGIN)
 
     def _advertised(self, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
         """Return a response with the addresses for its client, in steps; see `rewriting`.
@@ -358,7 +358,7 @@ class ResponseFlow(FrameFlow):
         kind = exchange.kind
         api_key, version, session = kind.api_key, kind.version, kind.session
         if kind.plan.handling is Handling.PER_BROKER:
-            return emptied(api_key, version, response)
+            return as_empty_broker(api_key, version, response)
         is_hidden = (
             api_key == FIND_COORDINATOR
             and version <= LAST_KEPT_COORDINATOR_VERSION

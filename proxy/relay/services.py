@@ -22,6 +22,7 @@ from proxy.quota.meter import LEASE_MS
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.abandoned import AbandonedRequests
 from proxy.relay.clients import ClientRegistry, ClientUsage, direction_of
+from proxy.relay.frames_to_show import FramesToShow
 from proxy.relay.interceptor import Interceptor
 from proxy.relay.kept_bytes import KeptBytes
 from proxy.relay.log_limiter import LogLimiter, OutageLog
@@ -30,7 +31,6 @@ from proxy.relay.pump import MAX_PIPES, PipePool
 from proxy.relay.resets import Resets
 from proxy.relay.steering import Steering
 from proxy.relay.timing import ApiTimes
-from proxy.relay.unshown_frames import UnshownFrames
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
 from proxy.wire.frames import FrameFault
 
@@ -133,7 +133,7 @@ class Services:
     abandoned: AbandonedRequests = field(init=False)
     times: dict[str, ApiTimes] = field(default_factory=dict)
     """The histograms of the APIs that were seen, by their names."""
-    unshown: UnshownFrames = field(init=False)
+    unshown: FramesToShow = field(init=False)
     """What the lane has sent on, and an interceptor is to see."""
     is_ending: bool = False
     """Whether all clients are drained, and come to another process then."""
@@ -147,7 +147,7 @@ class Services:
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
         self.resets = Resets(self.loop)
         self.abandoned = AbandonedRequests(self.loop)
-        self.unshown = UnshownFrames(self.loop.call_later)
+        self.unshown = FramesToShow(self.loop.call_later)
         self.quotas.on_lent = self._await_leases
         no_pipe = partial(self.log.warning, "no pipe for splice, copying instead", reason="no_pipe")
         self.pipes = PipePool(self.max_pipes, lambda error: no_pipe(error=str(error)))

@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 from metrics.clock import clock_ms
 from proxy.relay.exchange import RequestKind
+from proxy.relay.frames_to_show import FramesToShow
 from proxy.relay.interceptor import InterceptedRequest
-from proxy.relay.unshown_frames import UnshownFrames
-from proxy.wire.fetch_response import FetchWalker, fetch_body, read_at_once
+from proxy.wire.fetch_response import FetchWalker, fetch_body_start, read_whole_body
 from proxy.wire.fetch_run import fetch_run_shape
 from proxy.wire.layout import UNREADABLE, TooManyElements
 
@@ -23,7 +23,7 @@ class ShownFrames:
 
     __slots__ = ("_on_error", "rows", "unshown")
 
-    def __init__(self, unshown: UnshownFrames, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, unshown: FramesToShow, on_error: Callable[[Exception], None]) -> None:
         """`on_error` gets what `show` and `request` raise."""
         self.unshown, self._on_error = unshown, on_error
         self.rows: list[ShownRow] = []
@@ -82,8 +82,8 @@ def _record(kind: RequestKind, seen: InterceptedRequest, response: bytes) -> Non
     observer = seen.observer(clock_ms())
     if observer is None:
         return
-    body = memoryview(response)[fetch_body(kind.plan, response, len(response)) :]
-    got = read_at_once(kind.version, body)
+    body = memoryview(response)[fetch_body_start(kind.plan, response, len(response)) :]
+    got = read_whole_body(kind.version, body)
     if got is None:
         walker = FetchWalker(kind.version, len(body), observer)
         walker.feed(body)

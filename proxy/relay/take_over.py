@@ -153,7 +153,7 @@ class Predecessor:
         return line
 
 
-class Replaced(Protocol):
+class ReplacedProxy(Protocol):
     """What a proxy does while it is replaced, and at its end."""
 
     tasks: Sequence[asyncio.Task[None]]
@@ -179,7 +179,7 @@ class OldProcess:
     If the successor dies before that, this proxy serves on, and the next one may come.
     """
 
-    def __init__(self, proxy: Replaced, stop: asyncio.Event) -> None:
+    def __init__(self, proxy: ReplacedProxy, stop: asyncio.Event) -> None:
         self._proxy, self._stop = proxy, stop
         self._successor: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()

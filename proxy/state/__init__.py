@@ -3,18 +3,17 @@
 Who writes often, on the event loop, has `Store.write`.
 """
 
-from .journal import Journal, RecordFormat
 from .kafka.kafka_store import KafkaStore
 from .kafka.slot_store import SlotStore
 from .kafka.slot_table import GroupFence
 from .sqlite import SqliteStore, open_or_start_empty, read_snapshot
+from .state_records import RecordFormat, UnwrittenRecords
 from .store import Document, Json, MemoryStore, Record, StateError, Store
 from .watched import WriteProbe
 
 __all__ = [
     "Document",
     "GroupFence",
-    "Journal",
     "Json",
     "KafkaStore",
     "MemoryStore",
@@ -24,6 +23,7 @@ __all__ = [
     "SqliteStore",
     "StateError",
     "Store",
+    "UnwrittenRecords",
     "WriteProbe",
     "open_or_start_empty",
     "read_snapshot",

@@ -162,14 +162,14 @@ class SqliteStore(Store):
 def _files_there(path: Path, *fields: str) -> tuple[tuple[int, ...] | None, ...]:
     """Return these figures of the file and of its log, None for one that is not there."""
     found: list[tuple[int, ...] | None] = [None, None]
-    for number, each in enumerate((path, log_of(path))):
+    for number, each in enumerate((path, wal_of(path))):
         with suppress(OSError):
             stat = each.stat()
             found[number] = tuple(getattr(stat, field) for field in fields)
     return tuple(found)
 
 
-def log_of(path: Path) -> Path:
+def wal_of(path: Path) -> Path:
     """Return where SQLite keeps what is not in the file yet, while the file is open."""
     return path.with_name(path.name + "-wal")
 
@@ -257,8 +257,8 @@ def _set_aside(path: Path) -> Path:
     try:
         kept = next(name for name in names if not name.exists())
         path.rename(kept)
-        if log_of(path).exists():
-            log_of(path).rename(log_of(kept))
+        if wal_of(path).exists():
+            wal_of(path).rename(wal_of(kept))
     except OSError as error:
         what = f"{path} is damaged, and cannot be renamed: {error.strerror}"
         raise StateError(what, "let quota-proxy write to its directory, or move it away") from None
@@ -298,11 +298,11 @@ def _copy(path: Path, folder: Path) -> Path:
     for _ in range(COPIES):
         before = _files_there(path, *WRITTEN)
         shutil.copyfile(path, copy)
-        if (log := log_of(path)).exists():
-            shutil.copyfile(log, log_of(copy))
+        if (log := wal_of(path)).exists():
+            shutil.copyfile(log, wal_of(copy))
         if _files_there(path, *WRITTEN) == before:
             return copy
-        log_of(copy).unlink(missing_ok=True)
+        wal_of(copy).unlink(missing_ok=True)
         time.sleep(COPY_PAUSE_S)
     raise StateError(f"{path} cannot be looked at: it is being written all the time", "try again")
 

@@ -26,10 +26,10 @@ from proxy.quota.budget_leases import (
     BudgetOwner,
     Demand,
     LeaseUser,
+    OwnerVote,
+    OwnerVotes,
     RateLease,
-    Vote,
     Voters,
-    Votes,
     claim_of,
     is_idle,
 )
@@ -128,9 +128,9 @@ class BudgetExchanges:
         """By the names of sensors here, as all below."""
         self._owned: dict[str, BudgetOwner] = {}
         """What this member may lease, if others take it for the owner."""
-        self._given: dict[int, Vote] = {}
+        self._given: dict[int, OwnerVote] = {}
         """By slots, as those taken."""
-        self._taken: dict[int, Votes] = {}
+        self._taken: dict[int, OwnerVotes] = {}
         self._voters = Voters()
         self._latest: dict[str, tuple[str, int]] = {}
         """Of each member that asks its process, and the number of its latest message."""
@@ -257,7 +257,10 @@ class BudgetExchanges:
             for name, (rule, rate, guaranteed) in named.items()
         }
         for slot in {each.slot for each in self._leased.values()} - self._taken.keys():
-            self._given[slot], self._taken[slot] = Vote(self._made_ms), Votes(self._voters)
+            self._given[slot], self._taken[slot] = (
+                OwnerVote(self._made_ms),
+                OwnerVotes(self._voters),
+            )
 
     async def _forget(self, now_ms: float) -> None:
         """Forget what is used no more here, and what nobody uses of what was leased."""

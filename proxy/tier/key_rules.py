@@ -20,8 +20,8 @@ from proxy.queries.record_owner import RECORDS_OF_CLIENTS, RECORDS_OF_PIPELINES
 from proxy.quota.entities import FORESEEN_KINDS, TRAFFIC_KINDS, ClientIdentity
 from proxy.quota.rules import Rule, RuleTable
 from proxy.state import Record, SlotStore, StateError, Store
-from proxy.state.journal import key_parts
-from proxy.tier.quota_keys import PIPELINE, ClientSet, QuotaKeys
+from proxy.state.state_records import key_parts
+from proxy.tier.quota_keys import PIPELINE, LinkedClients, QuotaKeys
 from proxy.tier.records import COMMON_SLOT, OWED, WATCH
 
 KEYS_KEY = "tier/keys"
@@ -38,12 +38,12 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRules:
+class KeyDefinition:
     """The rules, and the clients that belong together."""
 
     rules: str
     """As `rules_text` writes them."""
-    together: tuple[ClientSet, ...]
+    together: tuple[LinkedClients, ...]
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -77,7 +77,7 @@ class KeyRules:
         try:
             record.check_schema(KEYS_SCHEMA)
             rules, sets = json.loads(zlib.decompress(b64decode(str(record.value))))
-            together = tuple(ClientSet(name, frozenset(ids)) for name, ids, _ in sets)
+            together = tuple(LinkedClients(name, frozenset(ids)) for name, ids, _ in sets)
             return cls(rules_text(map(Rule.of, rules)), together)
         except (ValueError, KeyError, TypeError, zlib.error) as error:
             raise StateError(
@@ -90,7 +90,7 @@ class TierRules:
     """Those of this member's own, those that the tier wants, and those in force here."""
 
     def __init__(self, config: Config) -> None:
-        self._own = KeyRules.of(config)
+        self._own = KeyDefinition.of(config)
         self.digest = digest_of(self._own.text())
         """Of the rules in this member's file."""
         self._are_own_whole = False
@@ -112,7 +112,7 @@ class TierRules:
 
     def read(self, store: Store) -> None:
         """Go by the rules of the tier at once, if there are some. Raises StateError."""
-        rules = KeyRules.read(store)
+        rules = KeyDefinition.read(store)
         if rules is not None:
             self.wanted = self.in_force = rules
             self.keys = rules.keys()
@@ -120,13 +120,13 @@ class TierRules:
     async def use_rules(self, rules: Iterable[Rule]) -> None:
         """Follow that this member has these rules in force."""
         text = await asyncio.to_thread(rules_text, rules)
-        self._own = KeyRules(text, self._own.together)
+        self._own = KeyDefinition(text, self._own.together)
         self._are_own_whole = True
 
     def use_config(self, config: Config) -> None:
         """Follow another configuration."""
-        self._own = KeyRules(self._own.rules, client_sets(config))
-        self.digest = digest_of(KeyRules.of(config).text())
+        self._own = KeyDefinition(self._own.rules, client_sets(config))
+        self.digest = digest_of(KeyDefinition.of(config).text())
 
     async def propose(self, store: SlotStore) -> bool:
         """Have all members make their keys by our rules; return whether those are other ones.
@@ -147,7 +147,7 @@ class TierRules:
         if KEYS_KEY not in keys:
             return False
         try:
-            self.wanted = KeyRules.read(store) or self.wanted
+            self.wanted = KeyDefinition.read(store) or self.wanted
         except StateError as error:
             _log.error("the rules of the tier are not followed", error=str(error))
         return True
@@ -172,17 +172,17 @@ def digest_in_force(table: RuleTable, *, enforce: bool) -> str:
     return digest_of(f"[{rules_text(table.rules)},{_json([pauses, enforce])}]")
 
 
-def client_sets(config: Config) -> tuple[ClientSet, ...]:
+def client_sets(config: Config) -> tuple[LinkedClients, ...]:
     """Return the clients that belong together: of each pipeline, and of each query."""
     of_query = {query.name: query.client_id for query in config.queries}
-    found: list[ClientSet] = []
+    found: list[LinkedClients] = []
     for pipeline in config.pipelines:
         members = {member for stage in pipeline.stages for member in stage.members}
         sources = {source.client_id for source in pipeline.sources}
         ids = frozenset({of_query.get(each, each) for each in members} | sources)
-        found.append(ClientSet(PIPELINE + pipeline.name, ids))
+        found.append(LinkedClients(PIPELINE + pipeline.name, ids))
     for query in config.queries:
-        found.append(ClientSet(query.client_id, frozenset((query.client_id,))))
+        found.append(LinkedClients(query.client_id, frozenset((query.client_id,))))
     return tuple(found)
 
 
@@ -191,7 +191,7 @@ def keys_of(config: Config, table: RuleTable) -> QuotaKeys:
     return QuotaKeys(table.rules, client_sets(config))
 
 
-def find_key_hints(config: Config, table: RuleTable, keys: QuotaKeys) -> Iterator[str]:
+def find_undivided_rules(config: Config, table: RuleTable, keys: QuotaKeys) -> Iterator[str]:
     """Yield a line for each rule of which every member has the whole number of connections."""
     for rule in table.rules if config.tier is not None else ():
         counted = [kind for kind in rule.bounds if kind not in TRAFFIC_KINDS]

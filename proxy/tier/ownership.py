@@ -15,7 +15,7 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.queries.queries import Queries
-from proxy.queries.record_owner import OwnedBeside
+from proxy.queries.record_owner import OwnedDifference
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import Debt, QuotaManager
 from proxy.relay.relay import Relay
@@ -307,7 +307,7 @@ class SlotOwnership:
         before, after = self.owns, SlotOwns(self._name, slot_map, keys)
         if slot_map.owners[COMMON_SLOT] != self._name:
             await self._lead(False)
-        await self._queries.revoke(owns=OwnedBeside(before, after, is_others=True))
+        await self._queries.revoke(owns=OwnedDifference(before, after, is_others=True))
         left = self._quotas.debts(
             lambda client: before.has(client) and not after.has(client), clock_ms()
         )

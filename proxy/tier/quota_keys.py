@@ -18,14 +18,14 @@ MAX_KNOWN_KEYS = 20_000
 """So many clients' keys are kept; then all are forgotten, and found again."""
 
 PIPELINE = "pipeline:"
-"""How the name of a pipeline's `ClientSet` begins."""
+"""How the name of a pipeline's `LinkedClients` begins."""
 
 BY_TOPIC = "topic"
 """Stands for what rules bound of topics, as a quota type for what they bound of all."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSet:
+class LinkedClients:
     """All clients of a pipeline, or of one query: they share something besides quotas."""
 
     name: str
@@ -42,7 +42,7 @@ class ClientSet:
 class QuotaKeys:
     """The keys of all clients, for one set of rules."""
 
-    def __init__(self, rules: Iterable[Rule], together: Iterable[ClientSet] = ()) -> None:
+    def __init__(self, rules: Iterable[Rule], together: Iterable[LinkedClients] = ()) -> None:
         self._key_of_set: dict[str, str] = {}
         self._key_of_id: dict[str, str] = {}
         """Of client ids that are in a set."""
@@ -72,11 +72,11 @@ class QuotaKeys:
         return key
 
     def key_of_set(self, name: str) -> str:
-        """Return the key that all clients of a `ClientSet` have, also of one that is no more."""
+        """Return the key that all clients of `LinkedClients` have, also when these are no more."""
         return self._key_of_set.get(name, name)
 
     def key_of_query(self, client_id: str) -> str:
-        """Return the key of a query: right for those of a `ClientSet`, or with an adaptive bound.
+        """Return the key of a query: right for `LinkedClients`, or with an adaptive bound.
 
         Where only reports tell of a query, and a rule bounds its user, its client may have another
         key.
@@ -139,14 +139,14 @@ class QuotaKeys:
             if rule.keys.keys() == {"user"}:
                 self._covered[rule.user] |= bounded
 
-    def _join(self, together: Iterable[ClientSet]) -> None:
+    def _join(self, together: Iterable[LinkedClients]) -> None:
         """Give all clients of each set one key, and those of sets with a client in common."""
-        tied: defaultdict[tuple[str, bool], list[ClientSet]] = defaultdict(list)
+        tied: defaultdict[tuple[str, bool], list[LinkedClients]] = defaultdict(list)
         for clients in together:
             for tie in clients.ties:
                 tied[tie].append(clients)
         for first in [tie for tie in tied if tie[1]]:  # each set has a name
-            found, following = set[ClientSet](), [first]
+            found, following = set[LinkedClients](), [first]
             while following:
                 new = set(tied.pop(following.pop(), ())) - found
                 found |= new

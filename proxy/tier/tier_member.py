@@ -18,7 +18,7 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
 from proxy.config.endpoints import HostPort
 from proxy.config.secrets import ALL_RIGHTS, Secrets
-from proxy.config.stores import RELEASE_TIMEOUT_S, FormerOwner
+from proxy.config.stores import RELEASE_TIMEOUT_S, PresentOwner
 from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -169,7 +169,7 @@ class TierMember:
             warnings.append(f"member {self.name} crashes again and again; the log says why")
         return "; ".join(warnings) or None
 
-    def open_store(self, owner: FormerOwner | None) -> Store:
+    def open_store(self, owner: PresentOwner | None) -> Store:
         """Open the state; its `owner` is asked for it. Blocks. Raises StateError."""
         store = TierStore(self._config, self._way, self.name, self._rules.slot_of_record)
         try:

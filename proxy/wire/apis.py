@@ -276,7 +276,7 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     )
 
 
-def downgrade_api_versions(frame: bytearray | memoryview, version: int) -> bool:
+def downgrade_api_versions_request(frame: bytearray | memoryview, version: int) -> bool:
     """Set the version of an ApiVersions request so that the broker's answer can be read.
 
     A version above the schemas' last one is set to one that no broker knows. The broker then

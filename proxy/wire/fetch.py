@@ -46,7 +46,7 @@ records were not seen.
 """
 
 
-class FetchRead(NamedTuple):
+class FetchResponseBody(NamedTuple):
     """What the body of a Fetch response says."""
 
     session: tuple[int, int]

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import TypeAlias
 
 from proxy.wire.apis import APIS, FETCH, ApiPlan
-from proxy.wire.fetch import NO_OFFSET, FetchedPartition, FetchRead, TopicKey
+from proxy.wire.fetch import NO_OFFSET, FetchedPartition, FetchResponseBody, TopicKey
 from proxy.wire.frames import MalformedResponse
 from proxy.wire.layout import (
     INCOMPLETE,
@@ -66,7 +66,7 @@ _LENGTH_BYTES_BEHIND = 2
 _BATCH_HEADER = Struct(">qi4xb6xi")  # offset, length, magic, last offset delta
 
 
-def fetch_body(plan: ApiPlan, frame: Buffer, frame_bytes: int) -> int:
+def fetch_body_start(plan: ApiPlan, frame: Buffer, frame_bytes: int) -> int:
     """Return where the body of a Fetch response starts, whose header is in `frame`.
 
     Raises MalformedResponse where nothing is behind the header, or where it has tagged fields,
@@ -269,12 +269,12 @@ _ReadNumber: TypeAlias = Callable[[Buffer, int, int, int], tuple[int, int] | Non
 all there. Raises MalformedResponse, also when the body has no room for so much."""
 
 
-def read_at_once(version: int, body: Buffer) -> FetchRead | None:
+def read_whole_body(version: int, body: Buffer) -> FetchResponseBody | None:
     """Return what a whole body says; None when not all in it is as in most."""
     return _read_at_once(fetch_form(version), body, len(body))
 
 
-def _read_at_once(form: "_Form", data: Buffer, limit: int) -> FetchRead | None:
+def _read_at_once(form: "_Form", data: Buffer, limit: int) -> FetchResponseBody | None:
     read_rows, key_bytes, pos = form.read_rows, form.topic_bytes, form.session.size
     if read_rows is None or not key_bytes or limit <= pos:
         return None
@@ -299,7 +299,7 @@ def _read_at_once(form: "_Form", data: Buffer, limit: int) -> FetchRead | None:
             pos += 1
     except UNREADABLE:
         return None
-    return FetchRead(session, found, pos) if pos < limit else None
+    return FetchResponseBody(session, found, pos) if pos < limit else None
 
 
 def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the schema has it

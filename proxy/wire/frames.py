@@ -162,7 +162,7 @@ def check_whole(frame: Buffer) -> None:
         raise MalformedResponse(f"a response of {size} bytes that is not a whole frame")
 
 
-def response_body(api_key: int, version: int, frame: Buffer) -> int:
+def response_body_start(api_key: int, version: int, frame: Buffer) -> int:
     """Return where the body starts in a whole response frame, behind the header's tagged fields.
 
     Raises MalformedResponse, also when the frame is not whole.
@@ -180,7 +180,7 @@ def read_partitions(
     api_key: int, version: int, frame: Buffer, wanted: tuple[str, ...]
 ) -> list[PartitionRow]:
     """Return the wanted fields of each partition in a whole response. Raises MalformedResponse."""
-    body = response_body(api_key, version, frame)
+    body = response_body_start(api_key, version, frame)
     try:
         return response_partitions(api_key, version, *wanted).read(frame, body)
     except UNREADABLE as error:

@@ -35,7 +35,7 @@ _NO_ERROR, _NO_TIMESTAMP, _NO_LEADER_EPOCH = 0, -1, -1
 
 
 @dataclass(slots=True)
-class OffsetLookup:
+class LookupRequest:
     """What a ListOffsets request asks for. Not frozen, which would make it slower to make."""
 
     isolation_level: int
@@ -53,7 +53,7 @@ class PartitionOffset(NamedTuple):
     offset: int
 
 
-def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 0) -> OffsetLookup:
+def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 0) -> LookupRequest:
     """Return what a request asks for; `body` starts behind the request's header.
 
     Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame and
@@ -63,7 +63,7 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
         asked = _read_again(version, bytes(body))
     else:
         asked = _read_request(version, body)
-    return OffsetLookup(*asked, correlation_id)
+    return LookupRequest(*asked, correlation_id)
 
 
 def _read_request(version: int, body: Buffer) -> tuple[int, Mapping[TopicPartition, int]]:

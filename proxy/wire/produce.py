@@ -14,7 +14,7 @@ from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import (
     MalformedFrame,
     read_partitions,
-    response_body,
+    response_body_start,
     unreadable_is_malformed,
 )
 from proxy.wire.layout import (
@@ -225,7 +225,7 @@ def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
     return found
 
 
-class ProduceResponseShapes:
+class BrokerlessResponses:
     """The responses on one connection that named no broker.
 
     One that equals such a one, but for numbers, names none.
@@ -254,7 +254,7 @@ class ProduceResponseShapes:
         mask[:RESPONSE_HEADER_BYTES] = bytes(RESPONSE_HEADER_BYTES)
         with unreadable_is_malformed():
             layout = response_layout(PRODUCE, version)
-            pos = response_body(PRODUCE, version, frame)
+            pos = response_body_start(PRODUCE, version, frame)
             if frame[layout.seek(None, frame, pos) :] != NO_TAGS:
                 return
             for start, end in _number_spans(layout, frame, pos):

@@ -110,7 +110,7 @@ def rewriting(
         return (yield from _applied(frame, edits)) if edits else frame
 
 
-def emptied(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
+def as_empty_broker(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
     """Return a response to what is asked of each broker as one without any data has it, in steps.
 
     That broker is the fallback: no groups, no transactions, no replicas in its log dirs, and no
@@ -402,7 +402,7 @@ def _splice(data: Buffer, edits: list[_Edit]) -> Steps[bytearray]:
     return changed
 
 
-def neutral_tail(tail: bytes) -> bytes:
+def tail_without_endpoints(tail: bytes) -> bytes:
     """Return a Fetch response's own tag section without node endpoints, at the same length.
 
     The length must not change because the frame's length was sent before. In the place of the

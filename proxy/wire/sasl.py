@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from proxy.wire.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE, is_known
-from proxy.wire.frames import MalformedFrame, MalformedResponse, RequestHead, response_body
+from proxy.wire.frames import MalformedFrame, MalformedResponse, RequestHead, response_body_start
 from proxy.wire.layout import Buffer
 
 _Key = TypeVar("_Key")
@@ -157,7 +157,7 @@ def _decode_request(head: RequestHead, frame: Buffer) -> Any:
 
 
 def _decode_response(api_key: int, version: int, frame: bytes) -> Any:
-    body = frame[response_body(api_key, version, frame) :]
+    body = frame[response_body_start(api_key, version, frame) :]
     try:
         return APIS[api_key].response.decode(body, version=version)
     except (ValueError, IndexError, struct.error) as error:

@@ -16,7 +16,7 @@ from metrics.member_names import ONLY_MEMBER
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
-from proxy.admin.port.guard import Access, AdminToken
+from proxy.admin.port.guard import AccessRules, AdminToken
 from proxy.admin.server import AdminServer
 from proxy.config.endpoints import HostPort
 from proxy.config.models import AdminSection
@@ -145,7 +145,7 @@ class AdminWorld(QuotaWorld):
         host: str = "127.0.0.1",
         *,
         token: str | None = None,
-        access: Access | None = None,
+        access: AccessRules | None = None,
         **changes: Any,
     ) -> AdminServer:
         """Make a server; `token` is the text of one with all rights."""
@@ -162,7 +162,7 @@ class AdminWorld(QuotaWorld):
             **dict.fromkeys(("clock_ms", "cpu_ms"), lambda: self.now_ms),
             "reports": NoQueries(),
             "audit": self.audit,
-            "access": access or Access(tokens),
+            "access": access or AccessRules(tokens),
             "section": AdminSection.model_construct(bind=HostPort(host, 0)),
             "connections": ConnectionList(()),
             "observe": self.observe,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from admin_world import CONSUMER, RULES
 
 from proxy.quota.entities import ClientIdentity
-from proxy.relay.connection_list import ConnectionHold, ConnectionRow
+from proxy.relay.connection_list import ConnectionRow, HoldReason
 
 PLAIN = ConnectionRow(
     number=7,
@@ -32,7 +32,7 @@ HELD = replace(
     node_id=None,
     sent_rate=None,
     received_rate=None,
-    hold=ConnectionHold("delay_queue", CONSUMER, "client-id=etl-orders", RULES[0], 61_500.0),
+    hold=HoldReason("delay_queue", CONSUMER, "client-id=etl-orders", RULES[0], 61_500.0),
 )
 
 

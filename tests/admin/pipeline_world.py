@@ -18,7 +18,7 @@ from proxy.pipeline.graph import (
 )
 from proxy.pipeline.ledger import TopicRange
 from proxy.pipeline.running_pipeline import RunningPipeline
-from proxy.state import Journal
+from proxy.state import UnwrittenRecords
 
 NOW_S = 1_790_000_000.0
 PERIOD_MS = 10_000.0
@@ -77,7 +77,7 @@ class Line:
     def of(cls, settings: PipelineSettings, now_ms: float) -> "Line":
         flow = lone_pipeline(settings, now_ms, NOW_S)
         flow.completion = Completion(
-            flow.graph, Journal(), random=Random(1), now_ms=now_ms, now_s=NOW_S
+            flow.graph, UnwrittenRecords(), random=Random(1), now_ms=now_ms, now_s=NOW_S
         )
         return cls(settings, flow)
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 import proxy.admin.server as server_module
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
-from proxy.admin.port.guard import Access, AdminToken, Right
+from proxy.admin.port.guard import AccessRules, AdminToken, Right
 from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
 from proxy.state import MemoryStore, Record
 
@@ -24,7 +24,7 @@ AT_S = 1_790_000_000.0
 async def ask_ops(world: AdminWorld) -> AsyncIterator[Ask]:
     """Asks a server with tokens of two names."""
     tokens = (AdminToken("ops", "ops-text"), AdminToken("desk", "desk-text", (Right.READ,)))
-    async with serve(world.server(access=Access(tokens))) as ask:
+    async with serve(world.server(access=AccessRules(tokens))) as ask:
         yield ask
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.admin.replies import MAX_BODY_BYTES, ApiError
 from proxy.admin.rule_documents import parse_override
-from proxy.admin.server import AdminError
+from proxy.admin.server import AdminPortError
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry
 
@@ -212,7 +212,7 @@ async def test_the_token_is_compared_in_constant_time(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "quota-proxy.example"])
 async def test_without_a_token_only_loopback_is_bound(world: AdminWorld, host: str):
-    with pytest.raises(AdminError, match="set a token"):
+    with pytest.raises(AdminPortError, match="set a token"):
         await world.server(host).start(())
 
 

@@ -7,7 +7,7 @@ from admin_world import AdminWorld, Ask, serve
 from structlog import DropEvent
 from structlog.testing import capture_logs
 
-from proxy.log_queue import LEVELS, LogLevel, log_level
+from proxy.log_queue import LEVELS, LogLevelFilter, log_level
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def as_before() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", LEVELS)
 def test_lines_below_the_level_are_dropped(name: str):
-    level = LogLevel()
+    level = LogLevelFilter()
     level.set(name)
     written = []
     for method in (*LEVELS, "critical"):

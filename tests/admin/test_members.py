@@ -26,7 +26,7 @@ from proxy.admin.port.guard import (
     OPEN_PATHS,
     PEER,
     SCOPE,
-    Access,
+    AccessRules,
     Right,
 )
 from proxy.admin.request_times import HISTOGRAMS
@@ -450,7 +450,7 @@ async def test_another_token_than_that_of_all_lets_no_member_in(tier: TierWorld,
 
 @pytest.mark.parametrize("access", [OPEN, CLOSED])
 async def test_headers_of_members_are_believed_with_all_rights_only(
-    tier: TierWorld, access: Access
+    tier: TierWorld, access: AccessRules
 ):
     tier.leader = "b/0"
     forged = {**SCOPED, AUTHOR: "root", PEER: "10.9.9.9"}

@@ -12,7 +12,7 @@ from tier_world import TierWorld
 from tokens import OPEN, bearer
 
 from proxy.admin.audit import RECORDED, REFUSAL_INTERVAL_S
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.port.guard import AUTHOR, ONE_MEMBER, QUERIES_HEADER, SCOPE, AdminToken, Right
 from proxy.admin.query_documents import progress_documents
 from proxy.progress.query import QuerySettings
@@ -68,7 +68,7 @@ async def ask(spark: SparkWorld) -> AsyncIterator[Ask]:
 def seen(spark: SparkWorld) -> list[Any]:
     return [
         [document[key] for key in ("name", "client_id", "run_id", "partitions", "reports")]
-        for document in progress_documents(spark.progress(), Moment(spark.now_s, spark.now_ms))
+        for document in progress_documents(spark.progress(), RowContext(spark.now_s, spark.now_ms))
         if document is not None and document["client_id"] != "team-a-etl"
     ]
 

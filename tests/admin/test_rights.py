@@ -7,7 +7,7 @@ import pytest
 from admin_world import AdminWorld, running, serve
 from tokens import CLOSED, OPEN, TOKENS, bearer, password
 
-from proxy.admin.port.guard import OPEN_PATHS, Access, AdminToken, Right
+from proxy.admin.port.guard import OPEN_PATHS, AccessRules, AdminToken, Right
 
 ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"
@@ -148,9 +148,11 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("access", [OPEN, Access(hosts=OPEN.hosts)], ids=["tokens", "no tokens"])
+@pytest.mark.parametrize(
+    "access", [OPEN, AccessRules(hosts=OPEN.hosts)], ids=["tokens", "no tokens"]
+)
 async def test_only_known_names_are_answered_without_a_token(
-    world: AdminWorld, access: Access, host: str
+    world: AdminWorld, access: AccessRules, host: str
 ):
     async with serve(world.server(access=access)) as ask:
         assert (await ask("GET", "/v1/status", headers={"Host": host})).status == HOSTS[host]
@@ -195,7 +197,7 @@ async def test_hostile_headers_open_nothing(world: AdminWorld, status: int, head
 async def test_tokens_may_be_replaced_while_it_runs(world: AdminWorld):
     server = world.server(access=OPEN)
     async with serve(server) as ask:
-        server.guard.access = Access((AdminToken("ops", "new-text"),))
+        server.guard.access = AccessRules((AdminToken("ops", "new-text"),))
         assert (await ask("PUT", ETL, headers=bearer("ops"), json=BODY)).status == 401
         new = {"Authorization": "Bearer new-text"}
         assert (await ask("PUT", ETL, headers=new, json=BODY)).status == 200

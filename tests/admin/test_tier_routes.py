@@ -13,7 +13,7 @@ from tier_world import MemberTier, TierWorld, VisitRows
 from tokens import CLOSED, OPEN, bearer, password
 
 from proxy.admin.peers.tier_routes import MAX_VISITS_BYTES, TIER_PATH
-from proxy.admin.port.guard import Access
+from proxy.admin.port.guard import AccessRules
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import Debt
 from proxy.state import Document, Record, StateError
@@ -76,7 +76,7 @@ class Owner(MemberTier):
         self.kept.append((records, debts))
 
     @asynccontextmanager
-    async def asked(self, access: Access | None = None) -> AsyncIterator[Ask]:
+    async def asked(self, access: AccessRules | None = None) -> AsyncIterator[Ask]:
         async with serve(AdminWorld().server(access=access, tier=self, member=self.name)) as ask:
             yield ask
 
@@ -125,7 +125,7 @@ async def test_records_and_debts_arrive_as_they_were(owner: Owner):
 @pytest.mark.parametrize("access", [OPEN, CLOSED])
 @pytest.mark.parametrize(("method", "path", "body"), ASKED)
 async def test_only_a_token_with_all_rights_asks_as_a_member(
-    owner: Owner, access: Access, method: str, path: str, body: Any
+    owner: Owner, access: AccessRules, method: str, path: str, body: Any
 ):
     how = {"json": body} if method == "POST" else {}
     async with owner.asked(access) as ask:

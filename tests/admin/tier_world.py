@@ -15,7 +15,7 @@ from yarl import URL
 
 from metrics.member_names import machine_of
 from proxy.admin.peers import members as members_module
-from proxy.admin.port.guard import Access
+from proxy.admin.port.guard import AccessRules
 from proxy.admin.server import AdminServer
 from proxy.progress.report import QueryScope, Refusal, ReportRefused
 from proxy.quota.entities import ClientIdentity
@@ -121,7 +121,7 @@ class TierWorld:
     @asynccontextmanager
     async def running(
         self,
-        access: Access = OPEN,
+        access: AccessRules = OPEN,
         authority: trustme.CA | None = None,
         servers: Mapping[str, Mapping[str, Any]] | None = None,
         token: str | None = "ops-text",

@@ -3,7 +3,7 @@
 from base64 import b64encode
 from dataclasses import replace
 
-from proxy.admin.port.guard import Access, AdminToken, Right
+from proxy.admin.port.guard import AccessRules, AdminToken, Right
 
 TOKENS = (
     AdminToken("ops", "ops-text"),
@@ -11,7 +11,7 @@ TOKENS = (
     AdminToken("desk", "desk-text", (Right.READ,)),
     AdminToken("night", "night-text", (Right.QUOTAS,)),
 )
-OPEN = Access(TOKENS, hosts=("proxy.example",))
+OPEN = AccessRules(TOKENS, hosts=("proxy.example",))
 """Reading is open to all."""
 CLOSED = replace(OPEN, read_needs_token=True)
 

@@ -10,7 +10,7 @@ from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings
-from proxy.state import Journal
+from proxy.state import UnwrittenRecords
 
 
 def lone_pipeline(settings: PipelineSettings, now_ms: float, now_s: float) -> RunningPipeline:
@@ -18,7 +18,7 @@ def lone_pipeline(settings: PipelineSettings, now_ms: float, now_s: float) -> Ru
     quotas = QuotaManager(QuotaSettings(), Instruments(CollectorRegistry()))
     return RunningPipeline(
         *(PipelineGraph(settings), registry, Backpressure(quotas), quotas),
-        Journal(),
+        UnwrittenRecords(),
         now_ms=now_ms,
         now_s=now_s,
     )

@@ -10,7 +10,7 @@ from parts.quota_world import QuotaWorld
 from parts.reports import ReportingDriver, batch_document, uuid
 
 from metrics.clock import clock_ms
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.pipeline_documents import COMPLETION
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
@@ -194,7 +194,7 @@ class MemberWorld(QuotaWorld):
         self.queries.resume(self.store)
 
     def completion(self):
-        now = Moment(0.0, self.clock())
+        now = RowContext(0.0, self.clock())
         return [COMPLETION.document(each.completion, now) for each in self.queries.pipelines()]
 
 

@@ -11,7 +11,7 @@ from metrics.clock import clock_ms
 from proxy.quota.entities import CONNECTION_RATE, DEFAULT
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaPause, QuotaSettings, Rule
-from proxy.relay.lifecycle import Pause
+from proxy.relay.lifecycle import PauseReason
 from proxy.state import MemoryStore
 
 RECORD_BYTES = 200_000
@@ -73,10 +73,10 @@ async def test_a_muted_client_is_read_from():
         await broker.send(frames.fetch_response(0, RECORD_BYTES))
         await client.frame()
         (connection,) = lab.relay.connections
-        await until(lambda: Pause.MUTED in connection.life.pauses)
+        await until(lambda: PauseReason.MUTED in connection.life.pauses)
         await registry.pause(ALL_PAUSED)
         await turns(ROUNDS)
-        assert Pause.MUTED not in connection.life.pauses
+        assert PauseReason.MUTED not in connection.life.pauses
         await client.send(frames.fetch_request(1))
         assert await broker.frame() == frames.fetch_request(1)
 

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from proxy.relay.lifecycle import HELD_BACK, UNANSWERED, Lifecycle, Pause, State
+from proxy.relay.lifecycle import HELD_BACK, UNANSWERED, Lifecycle, PauseReason, State
 
 NEW, DIALLING, OPEN = State.NEW, State.DIALLING, State.OPEN
 DRAINING, LINGERING, CLOSED = State.DRAINING, State.LINGERING, State.CLOSED
@@ -29,7 +29,13 @@ ALLOWED = {
     CLOSED: (0, 0, 0, 0, 0, 0),
 }
 
-PAUSES = (Pause.FULL, Pause.MUTED, Pause.LOGIN, Pause.GATED, Pause.SERIAL)
+PAUSES = (
+    PauseReason.FULL,
+    PauseReason.MUTED,
+    PauseReason.LOGIN,
+    PauseReason.GATED,
+    PauseReason.SERIAL,
+)
 
 
 def life_in(state: State) -> Lifecycle:
@@ -65,7 +71,7 @@ def test_only_an_open_pair_pauses(state, pause):
     life = life_in(state)
     with pytest.raises(ValueError, match=state.value):
         life.pause(pause)
-    assert life.pauses is Pause.NONE
+    assert life.pauses is PauseReason.NONE
 
 
 @pytest.mark.parametrize("pause", PAUSES)
@@ -74,7 +80,7 @@ def test_a_pause_ends_once_and_twice(pause):
     life.pause(pause)
     life.pause(pause)
     assert life.unpause(pause)
-    assert life.pauses is Pause.NONE
+    assert life.pauses is PauseReason.NONE
     assert life.unpause(pause)
 
 
@@ -93,18 +99,18 @@ def test_whoever_leaves_has_no_pause_and_reads_nothing(pause, to):
     life = life_in(OPEN)
     life.pause(pause)
     life.move(to)
-    assert life.pauses is Pause.NONE
+    assert life.pauses is PauseReason.NONE
     assert not life.unpause(pause)
 
 
 @pytest.mark.parametrize(
     ("pause", "held_back", "unanswered"),
     [
-        (Pause.FULL, False, True),
-        (Pause.MUTED, True, False),
-        (Pause.LOGIN, False, False),
-        (Pause.GATED, True, False),
-        (Pause.SERIAL, False, True),
+        (PauseReason.FULL, False, True),
+        (PauseReason.MUTED, True, False),
+        (PauseReason.LOGIN, False, False),
+        (PauseReason.GATED, True, False),
+        (PauseReason.SERIAL, False, True),
     ],
 )
 def test_whose_doing_a_pause_is(pause, held_back, unanswered):

@@ -9,7 +9,7 @@ from proxy.spark.usage import record_frames, usage_figures
 from proxy.spark.usage.command_line import UsageInputError, cause_of
 from proxy.spark.usage.record_frames import RECORD_SCHEMA
 from proxy.spark.usage.teams import parse_teams
-from proxy.spark.usage.usage_report import bound_text
+from proxy.spark.usage.usage_report import rounded_bound
 from proxy.usage import usage_record
 
 A: dict[str, Any] = {"name": "a", "users": ["alice"], "client-ids": ["etl"], "topics": ["t"]}
@@ -84,7 +84,7 @@ def test_without_both_prices_there_are_none(prices: dict[str, Any] | None):
     ],
 )
 def test_a_bound_has_two_digits_and_is_no_lower_than_the_rate(rate: float, bound: str):
-    assert bound_text(rate) == bound
+    assert rounded_bound(rate) == bound
 
 
 def test_the_innermost_cause_of_a_java_failure_is_one_line():

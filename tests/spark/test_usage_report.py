@@ -13,7 +13,7 @@ from metered.messages import FIRST, as_messages, end_ms, record
 from pyspark.sql import SparkSession
 
 from proxy.spark.usage.command_line import UsageInputError
-from proxy.spark.usage.record_frames import Stored, store
+from proxy.spark.usage.record_frames import StoredCounts, store
 from proxy.spark.usage.teams import parse_teams, read_teams
 from proxy.spark.usage.usage_report import Span, write_report
 
@@ -221,7 +221,9 @@ def test_what_is_doubtful_is_said(report: Callable[..., Reported], spark: SparkS
 def test_doubles_are_left_out_now_and_later(spark: SparkSession, tmp_path: Path) -> None:
     values = [record(number, day=number % 3) for number in range(30)]
     folder = str(tmp_path)
-    assert store(as_messages(spark, [*values[:20], *values[:5], b"x"]), folder) == Stored(20, 5, 1)
+    assert store(as_messages(spark, [*values[:20], *values[:5], b"x"]), folder) == StoredCounts(
+        20, 5, 1
+    )
     assert store(as_messages(spark, [b"x", *values[10:], values[29]]), folder)[:2] == (10, 11)
     stored = spark.read.parquet(f"{folder}/usage")
     assert stored.selectExpr("sum(bytes)", "count(distinct sequence)").first() == (30_000, 30)

@@ -21,7 +21,7 @@ from pyspark.sql.streaming import StreamingQueryListener
 
 from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.jars import connector_jars
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.query_documents import progress_documents
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
@@ -371,7 +371,7 @@ def test_a_query_that_is_restarted_at_once(
     each = (COUNT + RESTARTS * BATCH_ROWS) // PARTITIONS
     assert checkpoint_of(tmp_path / "checkpoint") == offsets(full, each)
     assert book.due_commits()["g"] == {(full, number): each for number in range(PARTITIONS)}
-    (document,) = filter(None, progress_documents(book.queries, Moment(0.0)))
+    (document,) = filter(None, progress_documents(book.queries, RowContext(0.0)))
     assert (document["state"], document["run_id"]) == ("ended", str(query.runId))
 
 

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from proxy.config import load_config
-from proxy.config.check_report import find_advice
+from proxy.config.check_report import find_pipeline_hints
 from proxy.quota.rules import RuleTable
 
 ADAPTIVE = {"consumer_byte_rate": "1MiB", "adaptive": {"batch_interval": "1s"}}
@@ -46,7 +46,7 @@ def found(tmp_path, rules, *, queries=(), one=None, **more):
     file = tmp_path / "proxy.yaml"
     file.write_text(yaml.safe_dump(document))
     config = load_config(file)
-    return list(find_advice(config, RuleTable(config.quota_settings.rules)))
+    return list(find_pipeline_hints(config, RuleTable(config.quota_settings.rules)))
 
 
 @pytest.mark.parametrize(

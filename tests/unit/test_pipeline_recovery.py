@@ -8,7 +8,7 @@ import pytest
 from proxy.pipeline.completion import LATE_MS, Completion
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 from proxy.pipeline.ledger import TopicRange
-from proxy.state import Journal
+from proxy.state import UnwrittenRecords
 
 LOADED_MS = 1000.0
 STAGE = StageSettings(
@@ -31,7 +31,7 @@ def graph(*stages: StageSettings) -> PipelineGraph:
 
 
 def reports() -> Completion:
-    return Completion(graph(STAGE), Journal(), random=Random(1), now_ms=0.0, now_s=0.0)
+    return Completion(graph(STAGE), UnwrittenRecords(), random=Random(1), now_ms=0.0, now_s=0.0)
 
 
 def taken_up() -> Completion:

@@ -213,8 +213,8 @@ def test_membership():
 def test_an_api_versions_request_is_downgraded_only_when_it_is_too_new():
     for version in range(5):
         frame = bytearray(pack(">ihhih", 10, 18, version, 7, -1))
-        assert apis.downgrade_api_versions(frame, version) is False
+        assert apis.downgrade_api_versions_request(frame, version) is False
         assert frame == pack(">ihhih", 10, 18, version, 7, -1)
     frame = bytearray(pack(">ihhih", 10, 18, 5, 7, -1))
-    assert apis.downgrade_api_versions(frame, 5) is True
+    assert apis.downgrade_api_versions_request(frame, 5) is True
     assert frame == pack(">ihhih", 10, 18, 32767, 7, -1)

@@ -12,14 +12,14 @@ from proxy.wire.apis import APIS, FETCH, plan_of
 from proxy.wire.fetch_response import FetchWalker
 from proxy.wire.frames import MalformedResponse
 from proxy.wire.layout import read_tags, write_tags
-from proxy.wire.rewrite import FILLER_TAGS, neutral_tail
+from proxy.wire.rewrite import FILLER_TAGS, tail_without_endpoints
 
 VERSIONS = range(4, APIS[FETCH].max_version + 1)
 FIRST_TAGGED = 12
 FIRST_ENDPOINTS = 16
 
 
-def fetch_body(filler, version, seed):
+def fetch_body_start(filler, version, seed):
     body = filler(seed, unknown_tags=True).body(APIS[FETCH].response, version)
     return body, decode(version, body)
 
@@ -27,9 +27,9 @@ def fetch_body(filler, version, seed):
 @pytest.mark.parametrize("header", [b"", b"\1"], ids=["ends", "has a tagged field"])
 def test_a_body_begins_behind_a_header_without_tagged_fields(header):
     plan, start = plan_of(FETCH, FIRST_TAGGED), bytes(8)
-    assert fetch_response.fetch_body(plan, start + b"\0.", 10) == 9
+    assert fetch_response.fetch_body_start(plan, start + b"\0.", 10) == 9
     with pytest.raises(MalformedResponse):
-        fetch_response.fetch_body(plan, start + header, 9 + len(header))
+        fetch_response.fetch_body_start(plan, start + header, 9 + len(header))
 
 
 def decode(version, body):
@@ -65,7 +65,7 @@ def records_bytes(message):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_tail_is_where_the_codec_has_it(filler, version):
     for seed in range(30):
-        body, message = fetch_body(filler, version, seed)
+        body, message = fetch_body_start(filler, version, seed)
         walker = FetchWalker(version, len(body))
         taken = walker.feed(body + b"the next response")
         assert walker.opaque_bytes == 0
@@ -90,7 +90,7 @@ def test_the_tail_is_where_the_codec_has_it(filler, version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_single_cut_gives_the_same(filler, version):
-    body, _ = fetch_body(filler, version, seed=4)
+    body, _ = fetch_body_start(filler, version, seed=4)
     whole = tail_start(version, body)
     for cut in range(len(body) + 1):
         for use_skip in (False, True):
@@ -100,7 +100,7 @@ def test_every_single_cut_gives_the_same(filler, version):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_byte_by_byte_gives_the_same_and_holds_little(filler, version):
     for seed in range(8):
-        body, _ = fetch_body(filler, version, seed)
+        body, _ = fetch_body_start(filler, version, seed)
         walker = FetchWalker(version, len(body))
         taken = 0
         while taken < len(body) and not walker.at_tail:
@@ -112,7 +112,7 @@ def test_byte_by_byte_gives_the_same_and_holds_little(filler, version):
 
 @given(version=st.sampled_from(list(VERSIONS)), seed=st.integers(0, 10**6), use_skip=st.booleans())
 def test_any_split_gives_the_same(filler, version, seed, use_skip):
-    body, _ = fetch_body(filler, version, seed)
+    body, _ = fetch_body_start(filler, version, seed)
     random = Random(seed)
     cuts = sorted(random.randrange(len(body) + 1) for _ in range(random.randrange(20)))
     taken, _ = walk_in_pieces(version, body, cuts, use_skip=use_skip)
@@ -122,7 +122,7 @@ def test_any_split_gives_the_same(filler, version, seed, use_skip):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_all_record_data_can_be_skipped_unseen(filler, version):
     for seed in range(8):
-        body, message = fetch_body(filler, version, seed)
+        body, message = fetch_body_start(filler, version, seed)
         walker = FetchWalker(version, len(body))
         pos = unseen = 0
         while pos < len(body) and not walker.at_tail:
@@ -214,10 +214,10 @@ def test_any_bytes_end_or_are_malformed(version, data, seed):
 def test_a_neutral_tail_keeps_length_and_all_but_the_endpoints(filler, version):
     removed = 0
     for seed in range(40):
-        body, message = fetch_body(filler, version, seed)
+        body, message = fetch_body_start(filler, version, seed)
         start = tail_start(version, body)
         tail = body[start:]
-        neutral = neutral_tail(tail)
+        neutral = tail_without_endpoints(tail)
         assert len(neutral) == len(tail)
         assert filler.host_marker not in neutral
         after = decode(version, body[:start] + neutral)
@@ -235,7 +235,7 @@ def test_a_neutral_tail_keeps_length_and_all_but_the_endpoints(filler, version):
 def test_every_length_can_be_made_up():
     for size in (*range(1, 400), *range(16300, 16500), 2**21 + 5):
         tail = write_tags([(0, b"\1" * size), (3, b"abc")])
-        neutral = neutral_tail(tail)
+        neutral = tail_without_endpoints(tail)
         assert len(neutral) == len(tail), size
         tags, end = read_tags(neutral, 0)
         assert end == len(neutral), size
@@ -257,13 +257,13 @@ NEUTRAL_GOLDEN = {
 @pytest.mark.parametrize("name", NEUTRAL_GOLDEN)
 def test_neutral_tail_golden_bytes(name):
     before, after = NEUTRAL_GOLDEN[name]
-    assert neutral_tail(before) == after
+    assert tail_without_endpoints(before) == after
 
 
 @pytest.mark.parametrize("tail", [b"", b"\1", b"\1\0\5abc", b"\0x", b"\1\0\0", b"\xff" * 9])
 def test_malformed_tail(tail):
     with pytest.raises(MalformedResponse):
-        neutral_tail(tail)
+        tail_without_endpoints(tail)
 
 
 @given(
@@ -272,7 +272,7 @@ def test_malformed_tail(tail):
 def test_neutral_tail_of_any_section(fields):
     assume(any(number == 0 for number, _ in fields))
     tail = write_tags(fields)
-    neutral = neutral_tail(tail)
+    neutral = tail_without_endpoints(tail)
     assert len(neutral) == len(tail)
     tags, _ = read_tags(neutral, 0)
     others = [(tag.number, neutral[tag.start : tag.end]) for tag in tags]

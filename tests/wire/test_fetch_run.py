@@ -7,7 +7,7 @@ import pytest
 
 from proxy.wire.apis import APIS, FETCH, plan_of
 from proxy.wire.fetch import read_fetch_request
-from proxy.wire.fetch_response import fetch_body
+from proxy.wire.fetch_response import fetch_body_start
 from proxy.wire.fetch_run import fetch_run_shape
 from proxy.wire.frames import parse_request_head
 
@@ -58,7 +58,7 @@ def shape_of(request: bytes, response: bytes):
     head = parse_request_head(memoryview(request), max_request_bytes=1 << 20)
     plan = plan_of(FETCH, VERSION)
     read_fetch_request(VERSION, memoryview(request)[head.header_end :])  # as for every first one
-    at = fetch_body(plan, response, len(response))
+    at = fetch_body_start(plan, response, len(response))
     return fetch_run_shape(VERSION, request, head.header_end, response, at)
 
 

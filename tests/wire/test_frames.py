@@ -15,7 +15,7 @@ from proxy.wire.frames import (
     ends_with_frame,
     parse_request_head,
     parse_response_head,
-    response_body,
+    response_body_start,
 )
 from proxy.wire.layout import MAX_TAGS
 
@@ -157,21 +157,21 @@ RESPONSE_BODIES = {
 @pytest.mark.parametrize("name", RESPONSE_BODIES)
 def test_response_body(name):
     api_key, version, rest, offset = RESPONSE_BODIES[name]
-    assert response_body(api_key, version, pack(">ii", 4 + len(rest), 77) + rest) == offset
+    assert response_body_start(api_key, version, pack(">ii", 4 + len(rest), 77) + rest) == offset
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x01", b"\x01\x05\x7f", b"\xff\xff\xff\xff\xff\x01"])
 def test_response_header_without_end(rest):
     with pytest.raises(MalformedResponse):
-        response_body(3, 9, pack(">ii", 4 + len(rest), 77) + rest)
+        response_body_start(3, 9, pack(">ii", 4 + len(rest), 77) + rest)
     with pytest.raises(MalformedResponse):
-        response_body(3, 0, b"\0\0\0\4")
+        response_body_start(3, 0, b"\0\0\0\4")
 
 
 @pytest.mark.parametrize("length", [-1, 3, 5, 99])
 def test_a_response_body_needs_the_whole_frame(length):
     with pytest.raises(MalformedResponse):
-        response_body(3, 0, pack(">ii", length, 77))
+        response_body_start(3, 0, pack(">ii", length, 77))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from proxy.wire.list_offsets import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    OffsetLookup,
+    LookupRequest,
     change_offsets,
     list_offsets_response,
     read_list_offsets_request,
@@ -169,13 +169,13 @@ def test_version_0_is_left_alone(filler):
     frame = filler(1).response(LIST_OFFSETS, 0)
     assert read_list_offsets_response(0, frame) == {}
     assert change_offsets(0, frame, {("t", 0): 5}) is frame
-    assert read_list_offsets_request(0, b"whatever") == OffsetLookup(READ_UNCOMMITTED, {})
+    assert read_list_offsets_request(0, b"whatever") == LookupRequest(READ_UNCOMMITTED, {})
 
 
 def test_what_spark_4_asks():
     asked = {("t", 0): (0, LATEST, 0), ("t", 1): (0, EARLIEST, 0)}
     ask = read_list_offsets_request(9, memoryview(request_body(9, asked, READ_UNCOMMITTED)))
-    assert ask == OffsetLookup(READ_UNCOMMITTED, {("t", 0): LATEST, ("t", 1): EARLIEST})
+    assert ask == LookupRequest(READ_UNCOMMITTED, {("t", 0): LATEST, ("t", 1): EARLIEST})
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -23,8 +23,8 @@ from proxy.wire.frames import MalformedResponse, check_whole
 from proxy.wire.layout import STEP_ELEMENTS, all_of
 from proxy.wire.rewrite import (
     FALLBACK_NODE_ID,
+    as_empty_broker,
     brokers_end,
-    emptied,
     raise_throttle_time,
     rewriting,
     set_throttle_time,
@@ -474,7 +474,7 @@ def test_what_is_asked_of_each_broker_is_emptied_and_nothing_else(filler, api_ke
         for name in (str(FALLBACK_NODE_ID), "1"):
             values = {"resource_type": BROKER, "resource_name": name}
             frame = filler(seed, unknown_tags=True, values=values).response(api_key, version)
-            changed = whole(emptied(api_key, version, frame))
+            changed = whole(as_empty_broker(api_key, version, frame))
             check_whole(changed)
             expected = expected_of_an_empty_broker(decode(api_key, version, frame))
             assert decode(api_key, version, changed) == expected

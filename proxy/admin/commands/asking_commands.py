@@ -28,10 +28,10 @@ from proxy.admin.commands.top_tables import (
     VIEWS,
     WARNING,
     draw_table,
-    order_of,
     print_wide,
     printable,
     screen,
+    table_order,
 )
 from proxy.admin.document_models import Column
 from proxy.admin.peers.tier_routes import TIER_PATH
@@ -81,7 +81,7 @@ def _watch(address: AdminAddress, status: Document, console: Console) -> None:
         while True:
             rows = console.height - FRAME_LINES
             shown = screen(status, order, console.width, rows, (view,))
-            help_line = Text(f"{view} sorted by {order_of(view, order)}   {HELP}", "dim")
+            help_line = Text(f"{view} sorted by {table_order(view, order)}   {HELP}", "dim")
             help_line.no_wrap, help_line.overflow = True, "crop"
             live.update(Group(shown, Text(lost, "bold red"), help_line), refresh=True)
             key = key_within(max(0.0, next_s - time.monotonic()))

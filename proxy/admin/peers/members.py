@@ -12,7 +12,7 @@ from yarl import URL
 
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
-from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, headers_of
+from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, author_headers
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_answer
 from proxy.tier.peer_client import PeerError, Reply, Target
 from proxy.tier.tier_member import TierMember
@@ -143,7 +143,7 @@ class Members:
 
     async def _ask(self, endpoint: Target, question: Question) -> Reply | PeerError:
         leaves_audit = question.may_change and endpoint.name != self.tier.leader
-        headers = headers_of(current_author(), leaves_audit=leaves_audit)
+        headers = author_headers(current_author(), leaves_audit=leaves_audit)
         if endpoint.name == self.tier.name:
             return await _ask_own_handlers(endpoint.name, question, headers)
         try:
@@ -203,7 +203,7 @@ def forwarded(reply: Reply) -> web.Response:
     return long_answer(reply.body, headers, reply.status)
 
 
-def lost(missing: PeerError, what: str) -> ApiError:
+def member_lost(missing: PeerError, what: str) -> ApiError:
     """Return the error for a request to one member that did not answer.
 
     503: nothing was done. 502: it may have been done.

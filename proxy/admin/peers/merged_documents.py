@@ -15,10 +15,10 @@ from proxy.admin.client_documents import (
     IS_VISIT,
     UNBOUNDED,
     client_key,
-    unbounded_key,
+    unbounded_cursor_key,
 )
-from proxy.admin.document_models import Column, Combine, Model, Moment
-from proxy.admin.pages import Key, Page, PagedRows
+from proxy.admin.document_models import Column, Combine, Model, RowContext
+from proxy.admin.pages import Key, PagedRows, PageRequest
 from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import (
     MAX_QUERY_SUMMARIES,
@@ -43,7 +43,7 @@ class MemberDocuments:
 
     by_member: Mapping[str, Document]
     """By their names, the leader's first."""
-    page: Page
+    page: PageRequest
     """Of a list that is as long as the request says."""
 
     def merged(self, table: Sequence["Part"]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def rows(
     """
 
     def part(told: MemberDocuments) -> Document:
-        page = told.page if walked_by else Page(told.page.limit if most is None else most)
+        page = told.page if walked_by else PageRequest(told.page.limit if most is None else most)
         key_of = walked_by or (lambda _: ())
         found = PagedRows(page, key_of, urgency, joined(told.rows(key), identity, model))
         shown = [{name: row[name] for name in row if name not in left_off} for row in found.rows()]
@@ -219,7 +219,7 @@ def _figures(told: MemberDocuments) -> Document:
     members: dict[str, Document] = {}
     for name, each in told.by_member.items():
         slots = {OWN_SLOTS: each[OWN_SLOTS]} if each.get(OWN_SLOTS) else {}
-        members[name] = {**MEMBER_ROW.document(each, Moment(0.0)), **slots}
+        members[name] = {**MEMBER_ROW.document(each, RowContext(0.0)), **slots}
     return {"members": members}
 
 
@@ -311,7 +311,7 @@ TABLES: Mapping[str, Sequence[Part]] = {
         _figures,
     ),
     "/v1/clients": (values(total=sum), *_CLIENTS),
-    "/v1/unbounded": _boundless(unbounded_key),
+    "/v1/unbounded": _boundless(unbounded_cursor_key),
     "/v1/budgets": (values(total=max), _budgets(_rate_of)),
     CLIENTS_PATH + ANY_NAME: (rows("quotas", _sensor_of, CLIENT, most=_MOST),),
     "/v1/connections": (

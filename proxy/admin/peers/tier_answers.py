@@ -26,14 +26,14 @@ from proxy.admin.api import (
     report_body,
     tail_of,
 )
-from proxy.admin.pages import LISTS, Page, page_of
+from proxy.admin.pages import LISTS, PageRequest, page_of
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
     Members,
     Question,
     forwarded,
-    lost,
+    member_lost,
     no_member_answers,
 )
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, Part
@@ -45,11 +45,11 @@ from proxy.admin.replies import (
     ApiError,
     json_body,
     long_answer,
+    parse_object,
     readiness_answer,
-    whole_document,
     written,
 )
-from proxy.progress.report import MAX_VALUES, values_in
+from proxy.progress.report import MAX_VALUES, count_values
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
 from proxy.tier.peer_client import PeerError, Reply
@@ -127,7 +127,7 @@ class TierAnswers:
 
         What all refuse is refused as the first of them did.
         """
-        page = Page(0)
+        page = PageRequest(0)
         if path == "/v1/connections":
             page = connection_page(request, in_tier=True)
         elif path in LISTS:
@@ -184,7 +184,7 @@ class TierAnswers:
             return readiness_answer(no_member_answers(answers.missing).what, None)
         reasons, warnings = [], []
         for reply in answers.replies:
-            document = whole_document(reply.body) or {"reason": "its answer is no JSON"}
+            document = parse_object(reply.body) or {"reason": "its answer is no JSON"}
             if not reply.is_ok:
                 reasons.append(f"member {reply.member!r}: {document.get('reason')}")
             if warning := document.get("warning"):
@@ -228,7 +228,7 @@ class TierAnswers:
             reply = await self._members.ask_one(name, question)
             if isinstance(reply, PeerError):
                 if reply.was_sent or loop.time() >= until_s:
-                    raise lost(reply, _LEADER if client_id is None else _OWNER)
+                    raise member_lost(reply, _LEADER if client_id is None else _OWNER)
             elif reply.status != UNDONE or loop.time() >= undone_until_s:
                 await self._record(request, reply)
                 return forwarded(reply)
@@ -273,7 +273,7 @@ class TierAnswers:
             await self._record(request, closed)
             return forwarded(closed)
         if answers.missing:
-            raise lost(answers.missing[0], "which may have the connection")
+            raise member_lost(answers.missing[0], "which may have the connection")
         return forwarded(answers.replies[0])
 
     async def _record(self, request: web.Request, reply: Reply) -> None:
@@ -288,7 +288,9 @@ class TierAnswers:
             _log.error("a change is not kept in the state's audit", problem=why, what=changes)
 
 
-def _merged_body(answers: Answers, table: Sequence[Part], page: Page, more: Document) -> bytes:
+def _merged_body(
+    answers: Answers, table: Sequence[Part], page: PageRequest, more: Document
+) -> bytes:
     """Return the merged document, and more fields, as JSON.
 
     Raises ApiError with 503 when no member is understood.
@@ -307,7 +309,7 @@ def _merged_body(answers: Answers, table: Sequence[Part], page: Page, more: Docu
     documents: dict[str, Document] = {}
     missing = [*answers.missing]
     for reply in answers.replies:
-        document = whole_document(reply.body) if reply.is_ok else None
+        document = parse_object(reply.body) if reply.is_ok else None
         if document and fits(reply.member, document):
             documents[reply.member] = document
         elif reply.is_ok:
@@ -340,9 +342,9 @@ def client_of_report(body: bytes, clients: Mapping[str, str]) -> str | None:
 
     Nothing else of the body is looked at: the member that gets it reads it with all care.
     """
-    if values_in(body) > MAX_VALUES:
+    if count_values(body) > MAX_VALUES:
         return None
-    if (document := whole_document(body)) is None:
+    if (document := parse_object(body)) is None:
         return None
     client_id, name = document.get("client_id"), document.get("name")
     if client_id and isinstance(client_id, str):

@@ -67,7 +67,7 @@ class AdminToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessRules:
     """Who may do what. Without tokens everybody who can connect may do everything."""
 
     tokens: Sequence[AdminToken] = ()
@@ -135,7 +135,7 @@ class Guard:
     request alone it is believed who asks.
     """
 
-    def __init__(self, access: Access, *, in_tier: bool = False) -> None:
+    def __init__(self, access: AccessRules, *, in_tier: bool = False) -> None:
         self.access = access
         """May be replaced at any time."""
         self._in_tier = in_tier
@@ -204,7 +204,7 @@ def require_all_rights(author: Author) -> None:
         raise ApiError(403, "only a token with all rights may ask as a member of the tier", fix)
 
 
-def headers_of(author: Author, *, leaves_audit: bool = False) -> dict[str, str]:
+def author_headers(author: Author, *, leaves_audit: bool = False) -> dict[str, str]:
     """Return the headers of a request to a member, which say who asks."""
     headers = {SCOPE: ONE_MEMBER, AUTHOR: quote(author.name, safe="")}
     if author.address is not None:
@@ -283,7 +283,7 @@ def _require(token: AdminToken | None, right: Right, request: web.Request) -> No
         )
 
 
-def _refuse_foreign_host(request: web.Request, access: Access) -> None:
+def _refuse_foreign_host(request: web.Request, access: AccessRules) -> None:
     host = request.headers.get("Host")
     if host is not None and not access.knows_host(host):  # every browser sends one
         fix = "ask for an address or localhost, add the name to admin.hosts, or show a token"

@@ -45,7 +45,7 @@ _LATEST_MS = 253_402_300_800_000  # of the year 9999, the last one of Spark's da
 _MOST = 2**53  # of a figure in one record: thousands of them can't exceed what a sum holds
 
 
-class Stored(NamedTuple):
+class StoredCounts(NamedTuple):
     """What became of a batch of messages."""
 
     records: int
@@ -108,7 +108,7 @@ def sound_records(messages: DataFrame) -> DataFrame:
     return found.fillna(0, list(_COUNTS)).withColumn("day", utc_day("end_ms"))
 
 
-def store(messages: DataFrame, folder: str) -> Stored:
+def store(messages: DataFrame, folder: str) -> StoredCounts:
     """Append the messages of a topic to the Parquet files below a folder, each record once.
 
     What is there already is left out, so a batch may be stored again after any crash, from another
@@ -125,7 +125,7 @@ def store(messages: DataFrame, folder: str) -> Stored:
         seen = records.count()
         new = _append(records, RECORD_KEY, folder, RECORDS_FOLDER)
         refused = _append(rejected, ("topic", "partition", "offset"), folder, REJECTED_FOLDER)
-        return Stored(new, seen - new, refused)
+        return StoredCounts(new, seen - new, refused)
     finally:
         found.unpersist()
         settings.set(_ROWS_OF_BLOCK, rows_before)

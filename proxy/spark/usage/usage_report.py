@@ -143,7 +143,7 @@ def write_report(
         table.writerow(Usage._fields)
         table.writerows(map(_cells, figures.teams))
     (out / PAGE_FILE).write_text(html_of(figures, notes, made_at), encoding="utf-8")
-    lines = "".join(f"{line}\n" for line in rule_lines(figures))
+    lines = "".join(f"{line}\n" for line in suggestion_lines(figures))
     (out / RULES_FILE).write_text(lines, encoding="utf-8")
     return figures, notes
 
@@ -157,7 +157,7 @@ def _cells(team: Usage) -> Iterator[object]:
             yield "" if value is None else value
 
 
-def bound_text(rate: float) -> str:
+def rounded_bound(rate: float) -> str:
     """Return the next size of two digits that is no lower than a rate in bytes per second."""
     size = Decimal(max(rate, LEAST_BOUND)) / KIBIBYTE
     for unit in BOUND_UNITS:
@@ -168,7 +168,7 @@ def bound_text(rate: float) -> str:
     return f"{rounded.normalize():f}{unit}"
 
 
-def rule_lines(figures: UsageFigures) -> Iterator[str]:
+def suggestion_lines(figures: UsageFigures) -> Iterator[str]:
     """Yield the lines of a `quotas` section, with the figures behind each rule as comments."""
     yield f"# Suggested from what passed from {figures.first} to {figures.last}."
     yield f"# A bound is the p99 of the client's rates, times {RULE_HEADROOM:g}, up to two digits."
@@ -193,7 +193,7 @@ def rule_lines(figures: UsageFigures) -> Iterator[str]:
                 seen = ", ".join(f"{name} {rates[f'{direction}_{name}']}" for name in names)
                 yield f"    # {bound}: {seen} bytes/s"
                 most = rates[f"{direction}_p99"] * RULE_HEADROOM
-                lines.append(f"{bound}: {bound_text(most)}")
+                lines.append(f"{bound}: {rounded_bound(most)}")
         for number, line in enumerate(lines):
             yield f"    {' ' if number else '-'} {line}"
 

@@ -116,7 +116,9 @@ def read_message(topic: str, slot: int, message: Any) -> tuple[Place, Content]:
         raise damaged(where, f"{type(error).__name__}, {error}") from error
 
 
-def committed(topic: str, part: Any, positions: dict[int, int]) -> Iterator[tuple[Place, Content]]:
+def committed_messages(
+    topic: str, part: Any, positions: dict[int, int]
+) -> Iterator[tuple[Place, Content]]:
     """Yield what a fetched partition has from its position on, which goes along; nothing aborted.
 
     Raises StateError.

@@ -16,7 +16,7 @@ from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.store import Record, StateError, Store
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
-from .messages import WRITER_HEADER, Content, Place, batches, committed, size_of
+from .messages import WRITER_HEADER, Content, Place, batches, committed_messages, size_of
 from .producer import Producer
 from .slot_table import GroupFence, SlotTable
 from .state_topic import MAX_RECORD_BYTES, FencedError, NotYetError, StateTopic
@@ -55,7 +55,7 @@ Value = TypeVar("Value")
 _log = get_logger(__name__)
 
 
-class WayForLoop(Bootstrap):
+class BootstrapForLoop(Bootstrap):
     """The way of another event loop, whose certificate is shown here too, also one set later."""
 
     def __init__(self, way: Bootstrap) -> None:
@@ -110,7 +110,7 @@ class SlotStore(Store):
         self._timeout_s = timeout_s
         self._tier, self._prefix = tier, f"{tier}/"
         self._common = common
-        own_way = WayForLoop(way)
+        own_way = BootstrapForLoop(way)
         # Who reads much, or waits at a broker for what comes, holds up no write.
         self._topics = tuple(StateTopic(own_way, topic, slots) for _ in range(3))
         self._topic, self._reading, self._following = self._topics
@@ -449,7 +449,9 @@ class SlotStore(Store):
         positions = {common: began}
         async with topic.within(FOLLOW_LIMIT_S):
             parts = await topic.retry(partial(topic.fetch, {common: began}))
-        found = dict(each for part in parts for each in committed(topic.name, part, positions))
+        found = dict(
+            each for part in parts for each in committed_messages(topic.name, part, positions)
+        )
         if self._positions[common] == began and common not in self.slots.taken:
             self._positions |= positions
             if changed := self.slots.change(found):

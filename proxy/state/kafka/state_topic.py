@@ -30,7 +30,7 @@ from proxy.cluster.upstream import (
 from proxy.state.store import StateError
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
 
-from .messages import Content, Place, committed
+from .messages import Content, Place, committed_messages
 
 MAX_REPLICAS = 3
 
@@ -141,7 +141,7 @@ class StateTopic(KafkaClient):
         ends = await retry(partial(self.offsets, positions, LATEST))
         while left := {at: positions[at] for at, end in ends.items() if positions[at] < end}:
             for part in await retry(partial(self.fetch, left)):
-                for each in committed(self.name, part, positions):
+                for each in committed_messages(self.name, part, positions):
                     yield each
 
     async def fetch(

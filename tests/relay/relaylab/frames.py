@@ -11,7 +11,7 @@ from proxy.wire.apis import (
     plan_of,
 )
 from proxy.wire.layout import write_uvarint
-from proxy.wire.rewrite import neutral_tail
+from proxy.wire.rewrite import tail_without_endpoints
 
 LIST_OFFSETS = 2
 FIRST_VERSION_WITHOUT_NODE = 15
@@ -124,7 +124,7 @@ def fetch_partitions(
         tail = b"\1\0" + write_uvarint(len(nodes)) + nodes
     return (
         response(FETCH, version, correlation_id, body + tail),
-        response(FETCH, version, correlation_id, body + neutral_tail(tail)),
+        response(FETCH, version, correlation_id, body + tail_without_endpoints(tail)),
     )
 
 

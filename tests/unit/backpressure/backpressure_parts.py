@@ -15,7 +15,7 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
-from proxy.wire.list_offsets import EARLIEST, LATEST, OffsetLookup, read_list_offsets_response
+from proxy.wire.list_offsets import EARLIEST, LATEST, LookupRequest, read_list_offsets_response
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 CLIENT = "etl-orders"
@@ -73,7 +73,10 @@ class BackpressureWorld(QueryWorld):
 
     def keep(self) -> None:
         """Write what has changed, as an application does all the time."""
-        for records, deleted in (self.registry.journal.take(), self.backpressure.journal.take()):
+        for records, deleted in (
+            self.registry.unwritten.take(),
+            self.backpressure.unwritten.take(),
+        ):
             for key in deleted:
                 self.state.pop(key, None)
             self.state.update({record.key: record for record in records})
@@ -193,9 +196,9 @@ def stamp(seconds: float) -> str:
 
 def ask(
     partitions, timestamp=LATEST, isolation=0, topic="t", correlation_id: int = 0
-) -> OffsetLookup:
+) -> LookupRequest:
     keys = [(topic, index) for index in partitions]
-    return OffsetLookup(isolation, dict.fromkeys(keys, timestamp), correlation_id)
+    return LookupRequest(isolation, dict.fromkeys(keys, timestamp), correlation_id)
 
 
 def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:

@@ -14,10 +14,10 @@ from proxy.backpressure.driver_view import (
     Decision,
     DriverView,
 )
-from proxy.backpressure.drivers import LookupConnection
+from proxy.backpressure.drivers import QueryConnection
 
 KEY = ("t", 0)
-HERE, ELSEWHERE = LookupConnection(0.0), LookupConnection(0.0)
+HERE, ELSEWHERE = QueryConnection(0.0), QueryConnection(0.0)
 END = 5000
 EVENT_MS = 1000.0
 

@@ -8,12 +8,12 @@ from proxy.backpressure.drivers import (
     MAX_STEP,
     MIN_KNOWN,
     Drivers,
-    LookupConnection,
+    QueryConnection,
 )
 from proxy.progress.report import BatchRange
 
 KEYS = ("t", 0), ("t", 1)
-DRIVER = LookupConnection(0.0)
+DRIVER = QueryConnection(0.0)
 KNOWN = 500
 
 LEFT = {
@@ -59,7 +59,7 @@ def test_plans_of_long_ago_are_forgotten():
 def killed(*request_ids: int) -> Drivers:
     """A run whose driver has looked up with these requests, and lost its connections."""
     known = Drivers()
-    connection = LookupConnection(opened_ms=0.0)
+    connection = QueryConnection(opened_ms=0.0)
     known.connect(connection)
     known.record_alive(1.0, 1.0)
     for number in request_ids:
@@ -70,7 +70,7 @@ def killed(*request_ids: int) -> Drivers:
 
 def trusts(known: Drivers, *request_ids: int) -> set[bool]:
     """Whether a new connection is the driver's, at each of these look-ups."""
-    connection = LookupConnection(opened_ms=10.0)
+    connection = QueryConnection(opened_ms=10.0)
     known.connect(connection)
     seen = set()
     for number in request_ids:

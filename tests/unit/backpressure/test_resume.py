@@ -350,11 +350,11 @@ def test_somebody_is_told_when_there_is_something_to_write():
 
 def test_what_could_not_be_written_is_written_with_the_next():
     world = bounded()
-    first, _ = world.backpressure.journal.take()
-    world.backpressure.journal.give_back()
-    again, _ = world.backpressure.journal.take()
+    first, _ = world.backpressure.unwritten.take()
+    world.backpressure.unwritten.give_back()
+    again, _ = world.backpressure.unwritten.take()
     assert [record.key for record in first] == [record.key for record in again]
-    assert world.backpressure.journal.take() == ([], [])
+    assert world.backpressure.unwritten.take() == ([], [])
 
 
 BATCHES = st.lists(

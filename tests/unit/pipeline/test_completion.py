@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_parts import graph, snapshot, stage
 
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.pipeline_documents import COMPLETION
 from proxy.pipeline.completion import (
     MAX_DEFERRED,
@@ -25,13 +25,13 @@ from proxy.pipeline.ledger import (
     BUCKETS,
     MAX_EDGES,
     TIMED_OUT,
+    ClockOffset,
     EdgeTable,
     Ledger,
     SourceBatch,
     TopicRange,
-    WallTime,
 )
-from proxy.state import Journal
+from proxy.state import UnwrittenRecords
 
 TIMEOUT_MS = 600_000.0
 NOW_S = 1_700_000_000.0
@@ -51,7 +51,7 @@ JOIN = (stage("one", "A", "B"), stage("two", "B A", "C"), stage("three", "C"))
 def make(stages=CHAIN, *, max_edges=MAX_EDGES, **settings):
     return Completion(
         graph(stages, **{"timeout_ms": TIMEOUT_MS} | settings),
-        Journal(),
+        UnwrittenRecords(),
         random=Random(1),
         now_ms=0.0,
         now_s=NOW_S,
@@ -90,7 +90,7 @@ def told(completion):
 
 
 def document_of(completion):
-    return COMPLETION.document(completion, Moment(0.0))
+    return COMPLETION.document(completion, RowContext(0.0))
 
 
 def pending_at(completion):
@@ -423,10 +423,10 @@ class TestReload:
 
     def test_the_same_again_changes_nothing(self):
         completion = self.make()
-        completion.journal.take()
+        completion.unwritten.take()
         update(completion, DIAMOND, TIMEOUT_MS, 2.0)
         assert told(completion) == []
-        assert completion.journal.take() == ([], [])
+        assert completion.unwritten.take() == ([], [])
 
     def test_early_batches_of_stages_that_are_gone_are_dropped(self):
         completion = self.make()
@@ -478,11 +478,11 @@ def test_edges_of_roots_that_timed_out_do_not_stay_for_ever():
         completion.stage_batch(
             batch("one", number, f"A0:{number}-{number + 1}", f"B0:{number}-{number + 1}"), 1.0
         )
-    completion.journal.take()
+    completion.unwritten.take()
     completion.tick(1.0 + TIMEOUT_MS * BUCKETS)
     assert len(completion.ledger.take_ended()) == SWEEP_AT
     assert (completion.edges.size, completion.edges.anchors) == (0, {})
-    records, deletes = completion.journal.take()
+    records, deletes = completion.unwritten.take()
     assert records == []
     assert len(deletes) == 3 * SWEEP_AT  # a root, an anchor and an edge each
 
@@ -601,7 +601,7 @@ def test_100_000_roots_of_any_size_take_at_most_64_mib():
     a quarter of them, as memory is watched slowly; tables are as full of either number.
     """
     roots, partitions = 25_000, 8
-    ledger = Ledger(TIMEOUT_MS, Random(1), WallTime(0.0), lambda *_: None)
+    ledger = Ledger(TIMEOUT_MS, Random(1), ClockOffset(0.0), lambda *_: None)
     edges = EdgeTable(ledger.new_id, lambda *_: None)
     gc.collect()
     tracemalloc.start()

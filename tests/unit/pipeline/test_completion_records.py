@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_parts import graph, snapshot, stage
 
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.pipeline_documents import COMPLETION
 from proxy.pipeline.completion import PIPELINE_CHANGED, Completion, StageBatch
 from proxy.pipeline.ledger import TopicRange
-from proxy.state import Journal, MemoryStore, Record
+from proxy.state import MemoryStore, Record, UnwrittenRecords
 
 TIMEOUT_MS = 1_000.0
 START_S = 1_700_000_000.0
@@ -29,7 +29,7 @@ def make(random, now_ms=0.0, started_ms=0.0, stages=STAGES):
     """Make one whose monotonic clock began at `started_ms` of the test's time."""
     return Completion(
         graph(stages, "p/ä", timeout_ms=TIMEOUT_MS),
-        Journal(),
+        UnwrittenRecords(),
         random=random,
         now_ms=now_ms - started_ms,
         now_s=START_S + now_ms / 1000,
@@ -107,7 +107,7 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
                     one.ledger.fail(root, "error", at_ms)
             else:
                 one.tick(at_ms)
-        records, deletes = restarted.journal.take()
+        records, deletes = restarted.unwritten.take()
         store.put_many(records, delete=deletes)
         assert stored(store) == written(snapshot(restarted))
         expected = [
@@ -144,13 +144,13 @@ def busy():
 
 def test_writes_what_changed_and_no_more():
     completion = busy()
-    records, deletes = completion.journal.take()
+    records, deletes = completion.unwritten.take()
     assert written(records) == written(snapshot(completion))
     kinds = {record.key.removeprefix(PREFIX).split("/")[0] for record in records}
     assert kinds == {"root", "group", "edge", "lane", "stage", "early"}
-    assert completion.journal.take() == ([], [])
+    assert completion.unwritten.take() == ([], [])
     completion.stage_batch(StageBatch("four", 1, (TopicRange("D", 0, 0, 2),), (), 5.0), 6.0)
-    records, deletes = completion.journal.take()
+    records, deletes = completion.unwritten.take()
     names = sorted(record.key.removeprefix(PREFIX) for record in records)
     assert [name.split("/")[0] for name in names] == ["edge", "lane", "root", "stage"]
     assert [key.removeprefix(PREFIX) for key in deletes] == ["edge/four/D/0/0"]
@@ -159,7 +159,7 @@ def test_writes_what_changed_and_no_more():
 def test_what_was_taken_up_is_not_written_again():
     completion = make(Random(2), now_ms=10.0)
     assert completion.load(snapshot(busy()), 10.0) == []
-    assert completion.journal.take() == ([], [])
+    assert completion.unwritten.take() == ([], [])
 
 
 EARLIER = {
@@ -202,7 +202,7 @@ def test_what_an_earlier_program_wrote_is_taken_up_and_ends_as_it_would_have():
     records = [Record.of(PREFIX + name, value) for name, value in EARLIER.items()]
     completion = make(Random(2), now_ms=5.0)
     assert completion.load(records, 5.0) == []
-    assert completion.journal.take() == ([], [])
+    assert completion.unwritten.take() == ([], [])
     kept = written(snapshot(completion))
     (root,) = [key for key in kept if key.startswith(f"{PREFIX}root/")]
     assert kept[root].value == EARLIER[root.removeprefix(PREFIX)] | {
@@ -257,7 +257,7 @@ def test_damaged_records_are_refused_and_deleted_and_the_others_kept(kind, chang
     refused = again.load(records.values(), 10.0)
     assert refused[0].startswith(f"{key}: ")
     assert text in refused[0]
-    assert key in again.journal.take()[1]
+    assert key in again.unwritten.take()[1]
     again.tick(10.0 + 3 * TIMEOUT_MS)  # nothing stays for ever
     assert len(again.ledger.roots) == again.ledger.pending_batches == 0
 
@@ -270,7 +270,7 @@ def test_keys_of_another_form_are_refused(name):
     key = PREFIX.removesuffix("/") + name
     (message,) = completion.load([Record.of(key, {"known_to": 1, "done": []})], 0.0)
     assert message.startswith(f"{key}: ")
-    assert completion.journal.take() == ([], [key])
+    assert completion.unwritten.take() == ([], [key])
 
 
 def test_text_that_is_no_json_is_refused():
@@ -278,14 +278,14 @@ def test_text_that_is_no_json_is_refused():
     key = PREFIX + "root/00000000000000aa"
     (message,) = completion.load([Record(key, "{", 1)], 0.0)
     assert "JSON" in message
-    assert completion.journal.take() == ([], [key])
+    assert completion.unwritten.take() == ([], [key])
 
 
 def test_records_of_a_newer_program_are_left_alone():
     newer = [Record(record.key, record.text, 2) for record in snapshot(busy())]
     completion = make(Random(1))
     assert len(completion.load(newer, 0.0)) == len(newer)
-    assert completion.journal.take() == ([], [])
+    assert completion.unwritten.take() == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_the_time_while_it_was_away_counts():
 
 def test_the_document_is_json():
     document = json.loads(
-        json.dumps(COMPLETION.document(busy(), Moment(0.0, 7.0)), allow_nan=False)
+        json.dumps(COMPLETION.document(busy(), RowContext(0.0, 7.0)), allow_nan=False)
     )
     (one,) = document["pending"]["first"]
     assert (one["waits_at"], one["stage"], one["batch"]) == ("two/x", "one", 1)

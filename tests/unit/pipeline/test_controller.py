@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from pipeline_parts import source
 
 from proxy.admin import pipeline_documents
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.pipeline.graph import MIN_RATE
 from proxy.pipeline.nodes import (
     IDLE_SHARE,
     NOBODY_LEFT,
     Controller,
     Direction,
-    NodeState,
+    NodeHold,
     delay_ms,
     slowed,
 )
@@ -70,13 +70,13 @@ class Run:
 
     @property
     def delay_ms(self) -> float:
-        return pipeline_documents.NODE.document(self.up, Moment(0.0))["t_delay_ms"]
+        return pipeline_documents.NODE.document(self.up, RowContext(0.0))["t_delay_ms"]
 
 
 def test_a_request_a_second_one_and_the_way_back():
     run = Run()
     assert run.period(("down", LESS, 400))
-    assert run.up.state == NodeState(400, 7.0, "down", "down", LESS, ("down",), 1)
+    assert run.up.state == NodeHold(400, 7.0, "down", "down", LESS, ("down",), 1)
     assert run.period(("down", LESS, 400))
     assert run.rate == pytest.approx(285.714, abs=0.001)
     assert run.delay_ms == pytest.approx(2.5)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_parts import source
 
-from proxy.pipeline.nodes import Controller, NodeState, Upstream, fair_rates, raised_rates
+from proxy.pipeline.nodes import Controller, NodeHold, Upstream, fair_rates, raised_rates
 
 INF = float("inf")
 
@@ -31,7 +31,7 @@ def rates_of(values) -> Upstream:
     nodes = []
     for number, (rate, normal_rate, records) in enumerate(values):
         node = Controller(source(str(number), "a", normal_rate=normal_rate))
-        node.state = NodeState(rate)
+        node.state = NodeHold(rate)
         nodes.append((node, records))
     return nodes
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from parts.lone_pipeline import lone_pipeline
 from pipeline_parts import SECOND_MS, source, stage
 
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.pipeline_documents import PIPELINE_ROW
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, PipelineSettings
 from proxy.pipeline.nodes import SILENT_MS, Direction
@@ -40,7 +40,7 @@ def arrived(flow: RunningPipeline, totals: dict[str, float], now_ms: float) -> N
 
 
 def document_of(flow: RunningPipeline, now_ms: float) -> Document:
-    return PIPELINE_ROW.document(flow, Moment(0.0, now_ms))
+    return PIPELINE_ROW.document(flow, RowContext(0.0, now_ms))
 
 
 class Run:
@@ -195,7 +195,7 @@ def rates_of(flow: RunningPipeline) -> dict[str, float | None]:
 
 
 def write(flow: RunningPipeline, store: MemoryStore) -> None:
-    records, deletes = flow.journal.take()
+    records, deletes = flow.unwritten.take()
     store.put_many(records, delete=deletes)
 
 
@@ -203,7 +203,7 @@ def test_after_a_restart_the_same_nodes_are_held():
     run, store = Run(), MemoryStore()
     run.period(app=1_000, one=1_000, two=1_000)
     write(run.flow, store)
-    assert run.flow.journal.take() == ([], [])
+    assert run.flow.unwritten.take() == ([], [])
     again = Run()
     assert again.flow.load(store.items(again.flow.prefix), 0.0) == []
     assert rates_of(again.flow) == {"one": 400.0}
@@ -233,9 +233,9 @@ def test_state_that_is_read_again_keeps_what_is_in_force():
     run.period(app=1_000, one=1_000, two=1_000)
     write(run.flow, store)
     run.flow.load(store.items("flow/"), run.now_ms)
-    assert run.flow.journal.take() == ([], [])
+    assert run.flow.unwritten.take() == ([], [])
     run.flow.load([], run.now_ms)  # somebody removed it
-    assert [record.key for record in run.flow.journal.take()[0]] == ["flow/p/one"]
+    assert [record.key for record in run.flow.unwritten.take()[0]] == ["flow/p/one"]
 
 
 def test_reading_again_does_not_interrupt_the_way_back():
@@ -252,7 +252,7 @@ def test_records_of_what_is_gone_are_told_and_deleted():
     records = [Record.of("flow/p/gone", 1), Record.of("flow/p/one", 1)]
     refused = run.flow.load(records, 0.0)
     assert len(refused) == 2
-    assert run.flow.journal.take() == ([], ["flow/p/gone", "flow/p/one"])
+    assert run.flow.unwritten.take() == ([], ["flow/p/gone", "flow/p/one"])
     assert [event["reason"] for event in document_of(run.flow, 0.0)["events"]] == refused
 
 
@@ -264,7 +264,7 @@ def test_the_period_of_a_node_is_the_longest_of_its_consumers():
 
 
 def keys_of(flow: RunningPipeline) -> tuple[list[str], list[str]]:
-    records, deletes = flow.journal.take()
+    records, deletes = flow.unwritten.take()
     return [record.key for record in records], deletes
 
 
@@ -287,7 +287,7 @@ def test_loading_takes_what_is_later_and_writes_what_is_not():
 def test_a_record_of_a_newer_program_is_left_alone():
     run = Run()
     run.period(app=1_000, one=1_000, two=1_000)
-    (record,), _ = run.flow.journal.take()
+    (record,), _ = run.flow.unwritten.take()
     assert len(run.flow.load([replace(record, version=2)], 0.0)) == 1
     assert keys_of(run.flow) == ([], [])
 
@@ -319,13 +319,13 @@ def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
     run = Run()
     run.period(app=1_000, one=1_000, two=1_000)
     run.period(app=1_000, one=1_000, two=400)
-    run.flow.journal.take()
+    run.flow.unwritten.take()
     slower = replace(CHAIN.stages[0], normal_rate=300.0)
     changed = replace(CHAIN, stages=(slower, CHAIN.stages[1]), hold_producers=False)
     run.flow.reload(PipelineGraph(changed), run.now_ms)
     events = document_of(run.flow, run.now_ms)["events"][-2:]
     assert {event["node"]: event["rate"] for event in events} == {"app": None, "one": 300.0}
-    records, deletes = run.flow.journal.take()
+    records, deletes = run.flow.unwritten.take()
     assert [record.key for record in records] == ["flow/p/one"]
     assert deletes == ["flow/p/app"]
 
@@ -422,7 +422,7 @@ def test_whatever_comes_rates_stay_in_range_and_a_node_changes_once_in_a_period(
             case "load":
                 write(flow, store)
                 assert flow.load(store.items(flow.prefix), now_ms) == []
-                assert flow.journal.take() == ([], [])
+                assert flow.unwritten.take() == ([], [])
             case "pass":
                 now_ms += value
                 for node, rate in tick(flow, now_ms).items():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.ledger import BUCKETS, TIMED_OUT, Ledger, SourceBatch, WallTime
+from proxy.pipeline.ledger import BUCKETS, TIMED_OUT, ClockOffset, Ledger, SourceBatch
 
 TIMEOUT_MS = 1_000.0
 TURN_MS = TIMEOUT_MS / (BUCKETS - 1)
@@ -40,7 +40,7 @@ class Telling(Ledger):
 
 
 def make(timeout_ms=TIMEOUT_MS, random=None, wall=None):
-    return Telling(timeout_ms, random or Random(1), wall or WallTime(0.0), lambda *_: None)
+    return Telling(timeout_ms, random or Random(1), wall or ClockOffset(0.0), lambda *_: None)
 
 
 def test_the_worked_example():
@@ -110,7 +110,7 @@ def test_late_acks_fall_out_and_are_counted():
     offset_ms=st.floats(0, 1e6),
 )
 def test_times_out_after_its_time_and_at_most_a_turn_later(heard_ms, steps, offset_ms):
-    ledger = make(wall=WallTime(offset_ms))
+    ledger = make(wall=ClockOffset(offset_ms))
     ledger.init(9, 5, OWNER, heard_ms, heard_ms)
     now_ms = before_ms = heard_ms
     for step in [*steps, 3 * TIMEOUT_MS]:

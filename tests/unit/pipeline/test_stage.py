@@ -5,7 +5,7 @@ import math
 import pytest
 from pipeline_parts import stage
 
-from proxy.pipeline.nodes import SILENT_MS, Direction, NodeState, RateMeter, Stage
+from proxy.pipeline.nodes import SILENT_MS, Direction, NodeHold, RateMeter, Stage
 
 SETTINGS = stage("s", "a", "b c", band=(50.0, 150.0))
 LESS, MORE = Direction.DECREASE, Direction.INCREASE
@@ -50,7 +50,7 @@ def test_band(rates, expected):
 
 def test_the_band_moves_with_the_rate_of_the_stage_itself():
     run = Run()
-    run.stage.load(NodeState(0.4 * SETTINGS.normal_rate), ())
+    run.stage.load(NodeHold(0.4 * SETTINGS.normal_rate), ())
     assert run.period("100 100 100 100") == LESS
     assert run.period("40 40 40 40") is None
 

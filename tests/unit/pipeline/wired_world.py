@@ -7,7 +7,7 @@ from parts.query_world import QueryWorld
 from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import EPOCH_S, START_MS
 
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.pipeline_documents import PIPELINE_ROW
 from proxy.config import load_config
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
@@ -95,8 +95,8 @@ class WiredWorld(QueryWorld):
     def restart(self):
         """Begin again as another process that has all of the state."""
         self.keep()
-        self.progress |= {record.key: record for record in self.registry.journal.take()[0]}
-        self.pressure |= {record.key: record for record in self.backpressure.journal.take()[0]}
+        self.progress |= {record.key: record for record in self.registry.unwritten.take()[0]}
+        self.pressure |= {record.key: record for record in self.backpressure.unwritten.take()[0]}
         self.start(self.progress.values(), self.pressure.values())
 
     def start(self, progress=(), pressed=()):
@@ -183,17 +183,17 @@ class WiredWorld(QueryWorld):
 
     def document(self):
         (pipeline,) = self.pipelines.running.values()
-        return PIPELINE_ROW.document(pipeline, Moment(0.0, self.now_ms))
+        return PIPELINE_ROW.document(pipeline, RowContext(0.0, self.now_ms))
 
     def completion(self):
         return self.document()["completion"]
 
     def keep(self):
-        records, gone = self.pipelines.journal.take()
+        records, gone = self.pipelines.unwritten.take()
         try:
             self.store.put_many(records, delete=gone)
         except StateError:
-            self.pipelines.journal.give_back()
+            self.pipelines.unwritten.give_back()
 
     @property
     def keys(self):

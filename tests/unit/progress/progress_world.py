@@ -8,7 +8,7 @@ from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import VirtualTime
 
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.query_documents import progress_documents
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused
@@ -92,7 +92,7 @@ class ProgressWorld(VirtualTime):
         return [(skip.start, skip.end, str(skip.reason)) for skip in part.skipped.ranges]
 
     def documents(self):
-        found = progress_documents(self.registry.queries, Moment(self.now_s, self.now_ms))
+        found = progress_documents(self.registry.queries, RowContext(self.now_s, self.now_ms))
         return [each for each in found if each]
 
     def document(self, name="orders"):

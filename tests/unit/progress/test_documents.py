@@ -5,7 +5,7 @@ import json
 from parts.query_world import learn_end
 from progress_world import FOREIGN, Client, uuid
 
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.query_documents import progress_documents
 from proxy.progress.events import MAX_EVENTS
 from proxy.progress.query import LIVE_MS, STUCK_AFTER_MS
@@ -127,7 +127,7 @@ def test_log_ends_of_the_poll_reach_all_who_read_the_partition(world, driver):
 def test_partitions_that_come_and_go_between_two_steps_disturb_no_others(world):
     world.driver().batch(None, dict.fromkeys(range(3), 10))
     (query,) = world.registry.queries
-    steps = progress_documents(world.registry.queries, Moment(world.now_s, world.now_ms))
+    steps = progress_documents(world.registry.queries, RowContext(world.now_s, world.now_ms))
     assert next(steps) is None
     query.revoke(query.partitions["t", 1], "gone", world.now_ms)
     query.open("t", 7, world.now_ms)

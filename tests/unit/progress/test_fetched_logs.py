@@ -8,7 +8,7 @@ from proxy.wire.list_offsets import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    OffsetLookup,
+    LookupRequest,
 )
 
 SENT_MS = 1000.0
@@ -39,7 +39,7 @@ def logs_of(*partitions, sent_ms=SENT_MS):
 
 
 def ask(timestamps, level=READ_UNCOMMITTED):
-    return OffsetLookup(level, {("t", index): each for index, each in timestamps.items()})
+    return LookupRequest(level, {("t", index): each for index, each in timestamps.items()})
 
 
 @pytest.mark.parametrize(

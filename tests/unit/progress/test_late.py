@@ -94,10 +94,10 @@ def test_another_driver_tells_of_a_new_run_whichever_event_comes_first(world, dr
 
 
 def test_what_a_late_batch_completed_is_kept(world, driver):
-    world.registry.journal.take()
+    world.registry.unwritten.take()
     begin_again(driver)
     driver.batch(10, 50)
-    (record,), _ = world.registry.journal.take()
+    (record,), _ = world.registry.unwritten.take()
     world.reopen()
     assert world.registry.load(read_records([record])) == []
     assert world.part().committed_to == 50

@@ -20,7 +20,7 @@ def store():
 
 
 def save(world, store):
-    records, deletes = world.registry.journal.take()
+    records, deletes = world.registry.unwritten.take()
     store.put_many(records, delete=deletes)
     return records, deletes
 
@@ -77,13 +77,13 @@ def test_only_what_changed_is_written(world, store):
 
 def test_what_could_not_be_written_is_due_again(world, store):
     driver = completed(world, to={0: 10, 1: 10})
-    world.registry.journal.take()
+    world.registry.unwritten.take()
     driver.batch({0: 10}, {0: 20})
     world.query().revoke(world.part(partition=1), "gone", 0.0)
-    world.registry.journal.give_back()
+    world.registry.unwritten.give_back()
     assert len(save(world, store)[0]) == 1
-    world.registry.journal.give_back()
-    records, deletes = world.registry.journal.take()
+    world.registry.unwritten.give_back()
+    records, deletes = world.registry.unwritten.take()
     assert ([r.value["completed"] for r in records], deletes) == ([20], ["progress/orders/t/1"])
 
 
@@ -326,7 +326,7 @@ def test_there_is_no_room_for_more_queries_than_the_bound():
     (refused,) = world.registry.load(read_records(records))
     assert "progress/old/t/0" in refused
     assert [query.name for query in world.registry.queries] == ["new"]
-    assert world.registry.journal.take() == ([], [])
+    assert world.registry.unwritten.take() == ([], [])
 
 
 @given(

@@ -473,7 +473,7 @@ def snapshot(world, kept):
     """Return all that may not change: documents without their counts and advice, state, commits,
     notes.
     """
-    records, deletes = world.registry.journal.take()
+    records, deletes = world.registry.unwritten.take()
     kept.update({record.key: record for record in records})
     for key in deletes:
         kept.pop(key, None)

@@ -50,7 +50,7 @@ def test_what_was_delivered_is_not_lost_before_its_batch_is_reported(world, driv
 def test_nor_is_what_was_delivered_before_a_restart(world, driver, store, rows):
     Client(world).read(10, end=4_200, hw=ALL)
     report(driver, 10, 4_200, rows=4_190)
-    records, _ = world.registry.journal.take()
+    records, _ = world.registry.unwritten.take()
     Client(world).read(4_200, end=ALL, hw=ALL)  # of this no record is due
     store.put_many(records)
     world.reopen()

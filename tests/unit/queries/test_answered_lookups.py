@@ -10,7 +10,7 @@ from proxy.progress.query import LIVE_MS
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_AGE_MS
-from proxy.queries.following import Following
+from proxy.queries.following import FollowingContext
 from proxy.quota.entities import ClientIdentity
 from proxy.slices import Slices
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
@@ -34,7 +34,7 @@ class AnsweringWorld(QueryWorld):
             on_change=lambda: None,
         )
         turns = ReportTurns(Slices())
-        self.following = Following(
+        self.following = FollowingContext(
             self.registry, self.backpressure, self.names, self.quotas, pipelines, turns
         )
         self.driver = ReportingDriver("orders")

@@ -1,13 +1,13 @@
 """How long drivers that came to the wrong member are sent on."""
 
 from proxy.queries.following import FORGOTTEN_MS, SENT_ON_MS, DriverVisits
-from proxy.wire.list_offsets import EARLIEST, LATEST, OffsetLookup
+from proxy.wire.list_offsets import EARLIEST, LATEST, LookupRequest
 
-LOOKUP = OffsetLookup(0, {("t", 0): LATEST, ("t", 1): EARLIEST}, 7)
+LOOKUP = LookupRequest(0, {("t", 0): LATEST, ("t", 1): EARLIEST}, 7)
 
 
 def test_where_logs_begin_is_answered():
-    assert not DriverVisits().sends_on("c", OffsetLookup(0, {("t", 0): EARLIEST}), 0.0)
+    assert not DriverVisits().sends_on("c", LookupRequest(0, {("t", 0): EARLIEST}), 0.0)
 
 
 def asks(visits, client_id, from_ms, until_ms, each_ms=FORGOTTEN_MS):

@@ -10,7 +10,7 @@ from parts.query_world import QueryWorld, configured
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import SLICES_MS, Following
+from proxy.queries.following import SLICES_MS, FollowingContext
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.interceptor import INTERCEPTED_APIS
@@ -56,7 +56,7 @@ class FollowingWorld(QueryWorld):
         self.appends = Appends(*writers)
         self.fetched = []
         names, turns = TopicNames(), ReportTurns(Slices(slice_s))
-        self.following = Following(
+        self.following = FollowingContext(
             *(self.registry, self.backpressure, names, self.quotas, self.appends, turns),
             lambda: map(list.pop, repeat(self.fetched, len(self.fetched))),
         )

@@ -126,8 +126,8 @@ async def test_what_is_let_go_is_not_here_any_more():
     assert list(old.queries.progress()) == []
     assert (list(old.queries.pipelines()), old.queries.pressure()) == ([], {})
     assert (old.registry.queries, old.pressure.clients) == ([], [])
-    assert old.registry.journal.take() == ([], [])
-    assert old.pressure.journal.take() == ([], [])
+    assert old.registry.unwritten.take() == ([], [])
+    assert old.pressure.unwritten.take() == ([], [])
     assert {query.client_id for query in new.registry.queries} == {"one", "two", "lone"}
     assert len(new.queries.pipelines()) == 1
     series = {
@@ -292,8 +292,8 @@ async def test_what_comes_late_of_what_was_let_go_makes_no_record_due():
     query.revoke(query.partitions["a", 0], "its topic is gone", 0.0)
     view = DriverView(query, pressed.clamp, pressed.measurements)
     pressed.advertise(view, {}, is_new=True)
-    assert old.registry.journal.take() == ([], [])
-    assert old.pressure.journal.take() == ([], [])
+    assert old.registry.unwritten.take() == ([], [])
+    assert old.pressure.unwritten.take() == ([], [])
 
 
 async def test_numbers_that_other_members_got_are_not_lost():

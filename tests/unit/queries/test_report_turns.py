@@ -11,7 +11,7 @@ from proxy.pipeline.running import RunningPipelines
 from proxy.progress.report import ReportRefused
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import APPLIED_WAIT_MS, Following
+from proxy.queries.following import APPLIED_WAIT_MS, FollowingContext
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.slices import Slices
@@ -35,7 +35,7 @@ class TurnsWorld(QueryWorld):
             on_change=lambda: None,
         )
         self.turns = ReportTurns(Slices(0.0))
-        following = Following(
+        following = FollowingContext(
             self.registry, self.backpressure, TopicNames(), self.quotas, pipelines, self.turns
         )
         self.client = following.client(ClientIdentity("default", None, "orders"), 1)

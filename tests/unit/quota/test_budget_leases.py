@@ -24,10 +24,10 @@ from proxy.quota.budget_leases import (
     BudgetOwner,
     Demand,
     LeaseUser,
+    OwnerVote,
+    OwnerVotes,
     RateLease,
-    Vote,
     Voters,
-    Votes,
 )
 from proxy.quota.shares import Claim, divide
 
@@ -49,7 +49,7 @@ class Process:
     """One that may lease the budget."""
 
     owner: BudgetOwner
-    votes: Votes = field(default_factory=lambda: Votes(Voters()))
+    votes: OwnerVotes = field(default_factory=lambda: OwnerVotes(Voters()))
     looked_ms: float = 0.0
     view: int = 0
     """The number of the one that it has heard of."""
@@ -72,7 +72,7 @@ class Network:
     delay_ms: Callable[[], float | None] = lambda: 1.0
     guaranteed: float = 0.0
     now_ms: float = 0.0
-    users: dict[str, tuple[str, Vote, LeaseUser]] = field(init=False)
+    users: dict[str, tuple[str, OwnerVote, LeaseUser]] = field(init=False)
     """By the names of members, with the names of their processes."""
     asked: dict[str, str] = field(default_factory=dict)
     """Whom a member takes for the owner, if not FIRST."""
@@ -116,8 +116,8 @@ class Network:
             process.view = number
             process.votes.voters.use(view, self.now_ms)
 
-    def new_user(self, name: str) -> tuple[str, Vote, LeaseUser]:
-        return f"{name}#{self.now_ms}", Vote(self.clock_ms(name)), LeaseUser()
+    def new_user(self, name: str) -> tuple[str, OwnerVote, LeaseUser]:
+        return f"{name}#{self.now_ms}", OwnerVote(self.clock_ms(name)), LeaseUser()
 
     def look(self, owner: str) -> None:
         self.at(self.now_ms + LOOK_EVERY_MS, lambda: self.look(owner))
@@ -395,7 +395,7 @@ def test_a_member_uses_no_lease_that_is_earlier_than_the_one_before():
 
 
 def test_a_member_asks_another_owner_when_its_vote_is_over():
-    vote = Vote(0.0)
+    vote = OwnerVote(0.0)
     assert not vote.give("o", 1.0)
     assert vote.give("o", VOTE_MS)
     vote.ended(VOTE_MS + 5.0)
@@ -403,8 +403,8 @@ def test_a_member_asks_another_owner_when_its_vote_is_over():
     assert vote.give("p", 2 * VOTE_MS + 5.0)
 
 
-def votes_of(member: str, at_ms: float) -> Votes:
-    votes = Votes(Voters())
+def votes_of(member: str, at_ms: float) -> OwnerVotes:
+    votes = OwnerVotes(Voters())
     votes.voters.use(frozenset(member), at_ms - VOTE_MS)
     votes.take(member, at_ms)
     return votes

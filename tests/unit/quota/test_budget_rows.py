@@ -9,7 +9,7 @@ from parts.sensor_views import views
 from test_budgets import ADHOC, ANALYTICS, END_MS, RATE, World, etl, rule
 
 from proxy.admin.client_documents import BUDGET
-from proxy.admin.document_models import Moment
+from proxy.admin.document_models import RowContext
 from proxy.admin.sensor_rows import BudgetShares, row_groups
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, RuleTable, Share
@@ -32,7 +32,7 @@ class Rows:
             row.entity.partition("=")[2]: row for row in self.all if row.kind is CONSUMER
         }
         rows = shares.rows(world.quotas.table.budgets, world.quotas.by_name)
-        now = Moment(0.0, world.loop.now_ms)
+        now = RowContext(0.0, world.loop.now_ms)
         shown = [SimpleNamespace(**BUDGET.document(row, now)) for row in rows]
         self.budgets = {row.name: row for row in shown if row.quota == CONSUMER}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.quota.shares import Claim, divide
-from proxy.quota.turns import Step, TurnPath, Turns
+from proxy.quota.turns import TurnMember, TurnPath, Turns
 
 LINK = 200.0
 """MB/s."""
@@ -66,8 +66,8 @@ class Link:
         return {name: each.got / passed_ms / BYTES_PER_MS for name, each in self.clients.items()}
 
 
-def client(name: str, claim: Claim, *within: Step, connections: int = 1) -> Backlogged:
-    step = Step(name, claim.weight, claim.guaranteed * BYTES_PER_MS)
+def client(name: str, claim: Claim, *within: TurnMember, connections: int = 1) -> Backlogged:
+    step = TurnMember(name, claim.weight, claim.guaranteed * BYTES_PER_MS)
     return Backlogged((*within, step), connections)
 
 
@@ -94,7 +94,7 @@ def test_connections_are_no_shares():
 
 
 def test_a_group_in_a_group_is_one_of_its_members():
-    adhoc = Step("adhoc", 1.0)
+    adhoc = TurnMember("adhoc", 1.0)
     clients = {
         "etl": client("etl", ETL),
         **{f"n-{number}": client(f"n-{number}", Claim(), adhoc) for number in range(12)},
@@ -132,7 +132,7 @@ def test_a_newcomers_small_answer_does_not_wait_for_many_large_ones():
     }
     link = Link(clients, SIZES["large"])
     link.run(SETTLED_MS)
-    path = (Step("new"),)
+    path = (TurnMember("new"),)
     link.turns.join(("new", 0), path, 50_000, link.now_ms)
     begin_ms = link.now_ms
     while (waiter := link.turns.first(link.now_ms)) != ("new", 0):

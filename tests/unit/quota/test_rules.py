@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rules import MAX_MISMATCHES, OTHER, Match, Rule, RuleTable
+from proxy.quota.rules import MAX_MISMATCHES, OTHER, Rule, RuleMatch, RuleTable
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -307,8 +307,8 @@ def test_the_last_open_rule_overflows_into_other_and_the_rest_keep_their_keys():
     listener = rule(2, listener="tenants")
     fixed = rule(3, client_id="etl-orders")
     table = RuleTable([default, listener, fixed])
-    assert table.overflow_entity(CONSUMER, Match(default, "c")) == "other"
-    assert table.overflow_entity(CONSUMER, Match(listener, "c")) == "other,listener=tenants"
+    assert table.overflow_entity(CONSUMER, RuleMatch(default, "c")) == "other"
+    assert table.overflow_entity(CONSUMER, RuleMatch(listener, "c")) == "other,listener=tenants"
     assert [r.is_open for r in (default, listener, fixed)] == [True, True, False]
 
 

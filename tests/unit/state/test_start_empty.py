@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.state import SqliteStore, StateError, open_or_start_empty
-from proxy.state.sqlite import log_of
+from proxy.state.sqlite import wal_of
 
 PAGE_BYTES = 4096
 
@@ -79,7 +79,7 @@ def test_what_a_crash_left_in_the_log_is_not_taken_for_the_new_files(path, tmp_p
         store.put("a/0000", "last")
         crashed = tmp_path / "crashed"
         crashed.mkdir()
-        for file in (path, log_of(path)):
+        for file in (path, wal_of(path)):
             (crashed / file.name).write_bytes(file.read_bytes())
     path = crashed / path.name
     _page_overwritten(path, 4)
@@ -87,7 +87,7 @@ def test_what_a_crash_left_in_the_log_is_not_taken_for_the_new_files(path, tmp_p
         assert store.items("") == []
     kept = Path(logs[0]["kept"])
     assert b'"last"' in kept.read_bytes() + (
-        log_of(kept).read_bytes() if log_of(kept).exists() else b""
+        wal_of(kept).read_bytes() if wal_of(kept).exists() else b""
     )
 
 

@@ -8,7 +8,7 @@ import yaml
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.tier.key_rules import MEND, explain_key, find_key_hints, keys_of
+from proxy.tier.key_rules import MEND, explain_key, find_undivided_rules, keys_of
 
 BOUND = {"consumer_byte_rate": 1000}
 QUERY = [{"name": "q", "client-id": "spark-q"}]
@@ -39,7 +39,7 @@ def said(
     table = RuleTable(config.quota_settings.rules)
     keys = keys_of(config, table)
     client = ClientIdentity("main", "anna", "spark-q")
-    return [*find_key_hints(config, table, keys)], [*explain_key(config, table, keys, client)]
+    return [*find_undivided_rules(config, table, keys)], [*explain_key(config, table, keys, client)]
 
 
 USERS = {"user": "<default>"}

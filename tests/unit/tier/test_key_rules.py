@@ -18,13 +18,13 @@ from proxy.quota.rules import AdaptiveBound, QuotaPause, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
 from proxy.tier.key_rules import (
     KEYS_KEY,
-    KeyRules,
+    KeyDefinition,
     TierRules,
     client_sets,
     digest_in_force,
     rules_text,
 )
-from proxy.tier.quota_keys import ClientSet
+from proxy.tier.quota_keys import LinkedClients
 from proxy.tier.records import COMMON_SLOT
 
 KINDS = [QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE]
@@ -50,9 +50,9 @@ def rules(draw: st.DrawFn) -> Rule:
     )
 
 
-sets = st.builds(ClientSet, names, st.frozensets(names))
+sets = st.builds(LinkedClients, names, st.frozensets(names))
 key_rules = st.builds(
-    KeyRules,
+    KeyDefinition,
     st.lists(rules(), max_size=4).map(rules_text),
     st.lists(sets, max_size=3).map(tuple),
 )
@@ -60,10 +60,12 @@ clients = st.builds(ClientIdentity, names, users, users)
 
 
 @given(key_rules, st.lists(clients, max_size=5))
-def test_keys_are_the_same_after_the_state(ours: KeyRules, asked: list[ClientIdentity]) -> None:
+def test_keys_are_the_same_after_the_state(
+    ours: KeyDefinition, asked: list[ClientIdentity]
+) -> None:
     store = MemoryStore()
     store.put_many([ours.record()])
-    found = KeyRules.read(store)
+    found = KeyDefinition.read(store)
     assert found == ours
     mine, theirs = ours.keys(), found.keys()
     for each in asked:
@@ -71,12 +73,12 @@ def test_keys_are_the_same_after_the_state(ours: KeyRules, asked: list[ClientIde
 
 
 @given(key_rules)
-def test_the_same_rules_make_the_same_record(ours: KeyRules) -> None:
+def test_the_same_rules_make_the_same_record(ours: KeyDefinition) -> None:
     """Otherwise it would be written again and again."""
     sorted_sets = [
         replace(each, client_ids=frozenset(sorted(each.client_ids))) for each in ours.together
     ]
-    again = KeyRules(ours.rules, tuple(sorted_sets))
+    again = KeyDefinition(ours.rules, tuple(sorted_sets))
     assert again.record() == ours.record()
 
 
@@ -91,7 +93,7 @@ def test_what_the_release_before_wrote_is_read() -> None:
     text = json.dumps([[{**said, "adaptive": each} for each in (False, True)], [["q", ["a"], []]]])
     store = MemoryStore()
     store.put_many([Record.of(KEYS_KEY, b64encode(zlib.compress(text.encode())).decode(), 1)])
-    found = KeyRules.read(store)
+    found = KeyDefinition.read(store)
     assert found is not None
     bounds = {KINDS[0]: 5.0}
     plain = Rule(client_id="a", bounds=bounds)
@@ -99,11 +101,11 @@ def test_what_the_release_before_wrote_is_read() -> None:
         plain,
         replace(plain, adaptive=AdaptiveBound()),
     ]
-    assert found.together == (ClientSet("q", frozenset("a")),)
+    assert found.together == (LinkedClients("q", frozenset("a")),)
 
 
 def test_nobody_has_written_it_yet() -> None:
-    assert KeyRules.read(MemoryStore()) is None
+    assert KeyDefinition.read(MemoryStore()) is None
 
 
 @pytest.mark.parametrize(
@@ -111,14 +113,14 @@ def test_nobody_has_written_it_yet() -> None:
     [
         Record.of(KEYS_KEY, "bm90IHppcHBlZA==", 1),
         Record.of(KEYS_KEY, "?", 1),
-        Record.of(KEYS_KEY, KeyRules("[]", ()).record().value, 2),
+        Record.of(KEYS_KEY, KeyDefinition("[]", ()).record().value, 2),
     ],
 )
 def test_what_cannot_be_read_is_said_with_how_to_mend_it(record: Record) -> None:
     store = MemoryStore()
     store.put_many([record])
     with pytest.raises(StateError, match="the rules that the tier goes by cannot be read") as told:
-        KeyRules.read(store)
+        KeyDefinition.read(store)
     assert "all machines" in told.value.fix
 
 
@@ -143,7 +145,7 @@ def test_what_a_worker_has_in_force_at_the_start_changes_nothing(tmp_path: Path)
     file.write_text(yaml.safe_dump(DOCUMENT))
     config = load_config(file)
     in_force = rules_text(RuleTable(config.quota_settings.rules).rules)
-    assert KeyRules(in_force, client_sets(config)) == KeyRules.of(config)
+    assert KeyDefinition(in_force, client_sets(config)) == KeyDefinition.of(config)
 
 
 def test_the_slot_of_a_record_is_that_of_who_has_it(tmp_path: Path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
-from proxy.tier.quota_keys import MAX_KNOWN_KEYS, ClientSet, QuotaKeys
+from proxy.tier.quota_keys import MAX_KNOWN_KEYS, LinkedClients, QuotaKeys
 
 LISTENERS = ("in", "out")
 USERS = (None, "alice", "bob", "carol")
@@ -48,13 +48,13 @@ def any_rule(chance: Random, *, topics: bool) -> Rule:
     return Rule(**keys, scope=scope, bounds=bounds, adaptive=adaptive)
 
 
-def any_set(chance: Random) -> ClientSet:
+def any_set(chance: Random) -> LinkedClients:
     ids = chance.sample(("a", "ab", "z"), chance.randint(1, 3))
-    return ClientSet(chance.choice(("pipeline:p", "pipeline:q")), frozenset(ids))
+    return LinkedClients(chance.choice(("pipeline:p", "pipeline:q")), frozenset(ids))
 
 
 def things(
-    identity: ClientIdentity, table: RuleTable, sets: list[ClientSet], keys: QuotaKeys
+    identity: ClientIdentity, table: RuleTable, sets: list[LinkedClients], keys: QuotaKeys
 ) -> set[object]:
     """Return all that a client can share with another, and that is not divided."""
     found: set[object] = set()
@@ -76,7 +76,7 @@ def things(
     return found
 
 
-def check(all_rules: list[Rule], sets: list[ClientSet]) -> None:
+def check(all_rules: list[Rule], sets: list[LinkedClients]) -> None:
     # Of rules with the same keys one is in force, as `compose` sees to.
     all_rules = list({tuple(each.keys.items()): each for each in all_rules}.values())
     keys, table = QuotaKeys(all_rules, sets), RuleTable(all_rules)
@@ -196,7 +196,7 @@ def test_a_user_whom_no_rule_for_client_ids_reaches_goes_by_the_user():
     keys = QuotaKeys([alice, rule(CONSUMER, client_id=DEFAULT)])
     assert keys_of(keys, client("a", "alice"), client("a", "bob")) == ["user=alice", "client-id=a"]
     assert not keys.is_divided(alice)
-    beside = QuotaKeys([alice], [ClientSet("q", frozenset({"q"}))])
+    beside = QuotaKeys([alice], [LinkedClients("q", frozenset({"q"}))])
     assert keys_of(beside, client("a", "alice"), client("q", "alice")) == [
         "user=alice",
         "client-id=q",
@@ -211,9 +211,9 @@ def test_clients_without_rules_go_by_their_client_id():
 
 
 def test_a_pipeline_has_one_key_and_a_query_its_own():
-    pipeline = ClientSet("pipeline:p", frozenset({"feed", "join"}))
-    query = ClientSet("join", frozenset({"join"}))
-    other = ClientSet("alone", frozenset({"alone"}))
+    pipeline = LinkedClients("pipeline:p", frozenset({"feed", "join"}))
+    query = LinkedClients("join", frozenset({"join"}))
+    other = LinkedClients("alone", frozenset({"alone"}))
     keys = QuotaKeys([rule(CONSUMER, client_id=DEFAULT)], [query, pipeline, other])
     name = keys.key_of_set("pipeline:p")
     assert keys_of(keys, client("feed"), client("join")) == [name, name]

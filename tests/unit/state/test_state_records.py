@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from proxy.state import Journal, MemoryStore, Record, RecordFormat
+from proxy.state import MemoryStore, Record, RecordFormat, UnwrittenRecords
 
 
 class Count(BaseModel):
@@ -20,7 +20,7 @@ class Part:
 
     def __init__(self):
         self.counts: dict[str, int] = {}
-        self.journal = Journal()
+        self.unwritten = UnwrittenRecords()
         self.store = MemoryStore()
 
     key = staticmethod(COUNTS.key)
@@ -31,15 +31,15 @@ class Part:
 
     def put(self, name, count):
         self.counts[name] = count
-        self.journal.mark_changed(self, name)
+        self.unwritten.mark_changed(self, name)
 
     def remove(self, name):
         self.counts.pop(name, None)
-        self.journal.mark_removed(self, name)
+        self.unwritten.mark_removed(self, name)
 
     def write(self, max_items=None):
-        self.journal.max_items = max_items
-        records, deletes = self.journal.take()
+        self.unwritten.max_items = max_items
+        records, deletes = self.unwritten.take()
         assert not {record.key for record in records} & set(deletes)
         self.store.put_many(records, delete=deletes)
         return records, deletes
@@ -56,16 +56,16 @@ def part():
 def test_each_change_is_written_once(part):
     part.put("a", 1)
     part.put("a", 2)
-    assert part.journal
+    assert part.unwritten
     assert part.write() == ([COUNTS.record(("a",), {"count": 2})], [])
-    assert not part.journal
+    assert not part.unwritten
     assert part.write() == ([], [])
 
 
 def test_what_has_no_record_is_deleted(part):
     part.put("a", 0)
     part.remove("b")
-    part.journal.mark_deleted("counts/c")
+    part.unwritten.mark_deleted("counts/c")
     assert part.write() == ([], ["counts/b", "counts/c", "counts/a"])
 
 
@@ -78,19 +78,19 @@ def test_what_is_made_anew_is_written_and_not_deleted(part):
 def test_what_could_not_be_written_comes_again_as_it_is_then(part):
     part.put("a", 1)
     part.remove("b")
-    part.journal.take()
+    part.unwritten.take()
     part.put("a", 2)
-    part.journal.give_back()
+    part.unwritten.give_back()
     assert part.write() == ([COUNTS.record(("a",), {"count": 2})], ["counts/b"])
 
 
 def test_a_bounded_write_deletes_last(part):
     for number in range(5):
         part.put(str(number), 1)
-    part.journal.mark_deleted("counts/old")
-    part.journal.mark_deleted("counts/0")
+    part.unwritten.mark_deleted("counts/old")
+    part.unwritten.mark_deleted("counts/0")
     assert [len(part.write(2)[0]) for _ in range(2)] == [2, 2]
-    assert part.journal
+    assert part.unwritten
     records, deletes = part.write(2)
     assert ([record.key for record in records], deletes) == (["counts/4"], ["counts/old"])
     assert len(part.kept()) == 5
@@ -116,10 +116,10 @@ def test_in_the_end_the_store_has_what_there_is(steps, max_items):
         elif what == "write":
             part.write(max_items)
         else:
-            part.journal.max_items = max_items
-            part.journal.take()
-            part.journal.give_back()
-    while part.journal:
+            part.unwritten.max_items = max_items
+            part.unwritten.take()
+            part.unwritten.give_back()
+    while part.unwritten:
         part.write(max_items)
     assert part.kept() == {COUNTS.key(name): count for name, count in part.counts.items() if count}
 
@@ -143,26 +143,26 @@ def test_a_record_of_another_form_is_refused(record, problem):
 
 
 def test_what_leaves_is_written_until_it_is_forgotten():
-    journal, stays, goes = Journal(), Part(), Part()
+    unwritten, stays, goes = UnwrittenRecords(), Part(), Part()
     goes.counts, stays.counts = {"a": 1, "c": 2}, {"b": 1}
     for part, name in ((goes, "a"), (stays, "b")):
-        journal.mark_changed(part, name)
-    journal.leaving.add(goes)
-    assert [record.key for record in journal.take()[0]] == ["counts/a", "counts/b"]
-    journal.give_back()
-    assert not journal.forget_leaving()
-    assert [record.key for record in journal.take()[0]] == ["counts/b"]
-    journal.leaving.add(goes)
-    assert journal.forget_leaving(), "nothing was left to write"
-    journal.mark_changed(goes, "c")
-    journal.mark_deleted("counts/d")
-    assert journal.take() == ([COUNTS.record(("c",), {"count": 2})], ["counts/d"])
+        unwritten.mark_changed(part, name)
+    unwritten.leaving.add(goes)
+    assert [record.key for record in unwritten.take()[0]] == ["counts/a", "counts/b"]
+    unwritten.give_back()
+    assert not unwritten.forget_leaving()
+    assert [record.key for record in unwritten.take()[0]] == ["counts/b"]
+    unwritten.leaving.add(goes)
+    assert unwritten.forget_leaving(), "nothing was left to write"
+    unwritten.mark_changed(goes, "c")
+    unwritten.mark_deleted("counts/d")
+    assert unwritten.take() == ([COUNTS.record(("c",), {"count": 2})], ["counts/d"])
 
 
 def test_nothing_is_deleted_that_may_be_others_by_now():
-    journal, goes = Journal(), Part()
-    journal.mark_removed(goes, "a")
-    assert journal.forget_leaving()
-    journal.leaving.add(goes)
-    assert journal.forget_leaving()
-    assert journal.take() == ([], [])
+    unwritten, goes = UnwrittenRecords(), Part()
+    unwritten.mark_removed(goes, "a")
+    assert unwritten.forget_leaving()
+    unwritten.leaving.add(goes)
+    assert unwritten.forget_leaving()
+    assert unwritten.take() == ([], [])

@@ -59,7 +59,7 @@ class RecordFormat(Generic[Form]):
             raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
-class JournalPart(Protocol):
+class RecordSource(Protocol):
     """Something that has records in the state: one for each of its items."""
 
     def key(self, *item: Any, **_: Any) -> str:
@@ -69,11 +69,11 @@ class JournalPart(Protocol):
         """Make an item's record; None when it is to have none."""
 
 
-JournalItem: TypeAlias = tuple[Any, ...]
-"""A JournalPart, and which of its items."""
+UnwrittenItem: TypeAlias = tuple[Any, ...]
+"""A RecordSource, and which of its items."""
 
 
-class Journal:
+class UnwrittenRecords:
     """Which records of a member's parts are out of date, between two writes.
 
     Parts that leave for another member are written to the end; then `forget_leaving`.
@@ -83,19 +83,19 @@ class Journal:
         """`max_items`: in one write; None: all."""
         self.max_items = max_items
         self.leaving: set[Any] = set()
-        self.changed: dict[JournalItem, None] = {}
+        self.changed: dict[UnwrittenItem, None] = {}
         """For reading."""
         self._deletes: dict[str, None] = {}
-        self._taken: tuple[dict[JournalItem, None], dict[str, None]] = {}, {}
+        self._taken: tuple[dict[UnwrittenItem, None], dict[str, None]] = {}, {}
 
     def __bool__(self) -> bool:
         return bool(self.changed or self._deletes)
 
-    def mark_changed(self, part: JournalPart, *item: Any) -> None:
+    def mark_changed(self, part: RecordSource, *item: Any) -> None:
         """Record that an item's record is out of date."""
         self.changed[part, *item] = None
 
-    def mark_removed(self, part: JournalPart, *item: Any) -> None:
+    def mark_removed(self, part: RecordSource, *item: Any) -> None:
         """Record that an item is gone: its record is to be deleted."""
         self.changed.pop((part, *item), None)
         self._deletes[part.key(*item)] = None
@@ -104,7 +104,7 @@ class Journal:
         """Record that the record of a key is to be deleted, unless it is written anew."""
         self._deletes[key] = None
 
-    def forget(self, parts: Container[JournalPart]) -> None:
+    def forget(self, parts: Container[RecordSource]) -> None:
         """Write nothing of these parts any more, also of what was just taken."""
         for items in (self.changed, self._taken[0]):
             for item in [item for item in items if item[0] in parts]:
