@@ -47,7 +47,7 @@ def join_scrapes(scrapes: Iterable[bytes]) -> list[memoryview]:
     return list(chain.from_iterable(families.values()))
 
 
-def streamed(name: str, text: str, kind: str, samples: Iterator[Sample]) -> Family:
+def lazy_family(name: str, text: str, kind: str, samples: Iterator[Sample]) -> Family:
     """Return a family whose samples are made as they are read, which can be done once."""
     family = Family(name, text, kind)
     family.samples = cast(list[Sample], samples)
@@ -117,7 +117,7 @@ class FigureCollector(Collector):
             for name, (text, value_of) in figures.items():
                 kind = "counter" if name.endswith(TOTAL) else "gauge"
                 samples = self._samples(PREFIX + name, labels, list_rows(), value_of)
-                yield streamed(PREFIX + name.removesuffix(TOTAL), text, kind, samples)
+                yield lazy_family(PREFIX + name.removesuffix(TOTAL), text, kind, samples)
 
     def _samples(
         self, name: str, labels: tuple[str, ...], rows: FigureRows, value_of: ValueOf

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .exposition import OTHER, PREFIX, child_samples, streamed
+from .exposition import OTHER, PREFIX, child_samples, lazy_family
 from .lock_free import CounterChild, HistogramChild
 
 THROTTLE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
@@ -110,7 +110,7 @@ class BoundedLabels(Collector, Generic[M]):
 
     def collect(self) -> Iterable[Family]:
         """Return the same; each sample is made when it is read, which can be done once."""
-        return (streamed(*self._family, self._samples()),)
+        return (lazy_family(*self._family, self._samples()),)
 
     def _samples(self) -> Iterator[Sample]:
         for sets in (self.children, self._others):

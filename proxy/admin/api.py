@@ -14,7 +14,7 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import KEPT_CHANGES, current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain_rules
 from proxy.admin.document_models import iso, picked
-from proxy.admin.pages import PagedRows, PageRequest, page_of
+from proxy.admin.pages import ListPage, PagedRows, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import grouped_by_query, paged_partitions, partitions_of
 from proxy.admin.replies import (
@@ -322,7 +322,7 @@ def filter_of(request: web.Request) -> str:
     return request.query.get("filter", "").lower()
 
 
-def connection_page(request: web.Request, *, in_tier: bool) -> PageRequest:
+def connection_page(request: web.Request, *, in_tier: bool) -> ListPage:
     """Return which connections a request is for; `after` is the id that a walk goes on behind.
 
     In a tier it may be MACHINE/N: with the same number those of later machines come behind.
@@ -331,7 +331,7 @@ def connection_page(request: web.Request, *, in_tier: bool) -> PageRequest:
     if "after" not in request.query:
         return page
     if not in_tier:
-        return PageRequest(
+        return ListPage(
             page.limit, (whole_number(request, "after", 0, MAX_CONNECTION_NUMBER), LAST)
         )
     text = request.query["after"]
@@ -340,7 +340,7 @@ def connection_page(request: web.Request, *, in_tier: bool) -> PageRequest:
     if number is None:
         fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
         raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
-    return PageRequest(page.limit, (number, machine or LAST))
+    return ListPage(page.limit, (number, machine or LAST))
 
 
 def is_by_client(request: web.Request) -> bool:

@@ -13,7 +13,7 @@ from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import UNKNOWN, Column, Model, RowContext, iso, picked, rounded
 from proxy.admin.history import History, merged_chart
-from proxy.admin.pages import Key, PagedRows, PageRequest
+from proxy.admin.pages import Key, ListPage, PagedRows
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.sensor_rows import SHOWN_CLIENTS, BudgetRow, BudgetShares, SensorRow, row_groups
@@ -378,7 +378,7 @@ class ClientDocuments:
         self._found = Cached(self._walk, *how)
 
     async def fields(
-        self, text: str, page: PageRequest, *, by_client: bool, history: History | None = None
+        self, text: str, page: ListPage, *, by_client: bool, history: History | None = None
     ) -> tuple[dict[str, int], Document]:
         """Return figures of all sensors, and what the status and `/v1/clients` say of clients.
 
@@ -393,13 +393,13 @@ class ClientDocuments:
             "throttling": throttling_document(self._parts.rules, time.time()),
             "budgets": found.budgets[: page.limit],
             "clients": await self.describe(self._rows(found.groups, history, by_client)),
-            **(await self.unbounded(text, PageRequest(page.limit))),
+            **(await self.unbounded(text, ListPage(page.limit))),
             **found.next,
         }
 
-    async def budgets(self, page: PageRequest) -> Document:
+    async def budgets(self, page: ListPage) -> Document:
         """Return the rates of budgets of a page, each behind the budget that it is in."""
-        (found,) = await self._found.get("", PageRequest(0), True)
+        (found,) = await self._found.get("", ListPage(0), True)
         shown = PagedRows[Document](page, itemgetter("name", "quota"), rows=found.budgets)
         return {"total": len(found.budgets), "budgets": shown.rows(), **shown.next()}
 
@@ -414,7 +414,7 @@ class ClientDocuments:
         tier = self._parts.tier
         return tier is not None and client is not None and tier.is_visitor(client)
 
-    def _walk(self, text: str, page: PageRequest, by_client: bool) -> Iterator[FoundRows | None]:
+    def _walk(self, text: str, page: ListPage, by_client: bool) -> Iterator[FoundRows | None]:
         found, shares, clock_ms = FoundRows(), BudgetShares(), self._clock_ms
         # The other rows are not kept: that many at once would bring on Python's full collections.
         shown = PagedRows[RowGroup](
@@ -470,7 +470,7 @@ class ClientDocuments:
             if each.name not in own
         ]
 
-    async def unbounded(self, text: str, page: PageRequest) -> Document:
+    async def unbounded(self, text: str, page: ListPage) -> Document:
         """Return how many connected clients no rule bounds, and a page of them by their traffic."""
         clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
         found = PagedRows[ClientIdentity](
@@ -538,7 +538,7 @@ def _has(row: SensorRow, text: str) -> bool:
     )
 
 
-async def connections_document(parts: AdminParts, text: str, page: PageRequest) -> Document:
+async def connections_document(parts: AdminParts, text: str, page: ListPage) -> Document:
     """Return the open connections of a page with `text`, in lower case, in what names them.
 
     Those with most traffic come first; in a walk they are in the order of their numbers.

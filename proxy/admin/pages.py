@@ -72,7 +72,7 @@ class _Backwards:
 
 
 @dataclass(frozen=True, slots=True)
-class PageRequest:
+class ListPage:
     """Which rows of a list a request is for."""
 
     limit: int
@@ -89,7 +89,7 @@ class PagedRows(Generic[T]):
 
     def __init__(
         self,
-        page: PageRequest,
+        page: ListPage,
         key: Callable[[T], Key],
         urgency: Callable[[T], Any] = lambda _: 0,
         rows: Iterable[T] = (),
@@ -138,17 +138,17 @@ def cursor_of(key: Key) -> str:
     return urlsafe_b64encode(json.dumps(key).encode()).rstrip(b"=").decode()
 
 
-def page_of(request: web.Request) -> PageRequest:
+def page_of(request: web.Request) -> ListPage:
     """Read `?limit=N&cursor=TEXT` for the list of a path. Raises ApiError with status 400."""
     like, default = LISTS[request.path]
     limit = whole_number(request, "limit", default, MAX_LIMIT)
     text = request.query.get("cursor")
     if text is None or not like:
-        return PageRequest(limit)
+        return ListPage(limit)
     try:
         key = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)) or "[]")
         if text == "" or list(map(type, key)) == list(map(type, like)):
-            return PageRequest(limit, tuple(key))
+            return ListPage(limit, tuple(key))
     except (ValueError, TypeError, RecursionError):  # a part of one, or another text
         pass
     raise ApiError(400, f"cursor: {text!r} is none of this list", _CURSOR_FIX)

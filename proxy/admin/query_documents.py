@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from metrics.clock import in_seconds
 from proxy.admin.document_models import Column, Model, RowContext, cut, picked, rounded
-from proxy.admin.pages import Key, PagedRows, PageRequest
+from proxy.admin.pages import Key, ListPage, PagedRows
 from proxy.admin.pipeline_documents import (
     MAX_PIPELINE_SUMMARIES,
     PIPELINE_ROW,
@@ -307,7 +307,7 @@ def partitions_of(documents: Iterable[Document]) -> Iterator[ListedPartition]:
 
 
 def paged_partitions(
-    page: PageRequest, rows: Iterable[ListedPartition] = ()
+    page: ListPage, rows: Iterable[ListedPartition] = ()
 ) -> PagedRows[ListedPartition]:
     """Return what chooses the partitions of a page: the stuck come first, then by their lag."""
     return PagedRows(page, _partition_key, _partition_urgency, rows)

@@ -11,7 +11,7 @@ from aiohttp import web
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import Model, RowContext, iso, size_text
-from proxy.admin.pages import PagedRows, PageRequest, page_of
+from proxy.admin.pages import ListPage, PagedRows, page_of
 from proxy.admin.replies import ApiError, answer
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
@@ -113,7 +113,7 @@ class Suggestion:
 
 
 async def suggest(
-    observed: Observed, table: RuleTable, slices: Slices, page: PageRequest
+    observed: Observed, table: RuleTable, slices: Slices, page: ListPage
 ) -> PagedRows[Suggestion]:
     """Return suggestions for a page of the clients that were seen: unbounded ones come first.
 

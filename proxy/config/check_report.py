@@ -23,7 +23,7 @@ from proxy.quota.entities import (
     ClientIdentity,
     QuotaKind,
 )
-from proxy.quota.fields import fields_of, key_of
+from proxy.quota.fields import fields_of, yaml_key
 from proxy.quota.rules import AdaptiveBound, Budget, QuotaSettings, Rule, RuleTable, Share
 from proxy.quota.scheduled_rules import ScheduledSettings, by_title
 from proxy.quota.shares import Claim, divide
@@ -103,7 +103,7 @@ def find_padded_names(config: Config) -> Iterator[str]:
     queries = ((f"queries[{at}]", query) for at, query in enumerate(config.queries))
     for path, section in (*rules, *queries):
         for name, field in (fields_of(type(section)) or {}).items():
-            value, key = getattr(section, name), f"{path}.{field.alias or key_of(name)}"
+            value, key = getattr(section, name), f"{path}.{field.alias or yaml_key(name)}"
             if isinstance(value, str) and value != value.strip() and (place := config.place(key)):
                 yield (
                     f"{place}: {key} is {shown(value)}, with blanks at an end, and fits only what "

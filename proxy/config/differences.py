@@ -7,7 +7,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.config.models import Config
 from proxy.config.rule_models import RuleSection
 from proxy.quota.entities import QuotaKind
-from proxy.quota.fields import fields_of, key_of, keys_of_section
+from proxy.quota.fields import fields_of, keys_of_section, yaml_key
 
 MAX_SHOWN_KEYS = 50
 """Keys of one change that are shown; a file may be new as a whole."""
@@ -74,7 +74,7 @@ def _parts(value: Any) -> dict[str, Any] | None:
     """Return what a value consists of, by what its path goes on with; None: it has no parts."""
     fields = fields_of(type(value))
     if fields is not None:
-        parts = ((field.alias or key_of(name), name) for name, field in fields.items())
+        parts = ((field.alias or yaml_key(name), name) for name, field in fields.items())
         return {f".{key}": _in_seconds(name, getattr(value, name)) for key, name in parts}
     if isinstance(value, tuple) and all(fields_of(type(item)) is not None for item in value):
         return {f"[{_name(item) or number}]": item for number, item in enumerate(value)}

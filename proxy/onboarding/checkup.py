@@ -87,7 +87,7 @@ class ListenerSight:
     """The error code of each topic that was asked for."""
 
 
-def find_query(config: Config, name: str) -> QuerySettings:
+def query_or_unlisted(config: Config, name: str) -> QuerySettings:
     """Return the query with this name or else client id; for none, one that is not followed."""
     named = [each for each in config.queries if each.name == name]
     named += [each for each in config.queries if each.client_id == name]

@@ -19,9 +19,9 @@ from urllib.error import HTTPError
 
 from proxy.admin.commands.operator_commands import (
     MISREAD,
-    AdminAddress,
+    AdminPortClient,
     AdminRefusal,
-    admin_address,
+    admin_port_client,
     asking_options,
 )
 from proxy.admin.commands.top_tables import printable
@@ -39,8 +39,8 @@ from proxy.onboarding.checkup import (
     Judgement,
     ListenerSight,
     check_query,
-    find_query,
     progress_of,
+    query_or_unlisted,
 )
 from proxy.quota.rules import RuleTable
 from proxy.quota.scheduled_rules import ScheduledSettings
@@ -75,9 +75,9 @@ def _doctor(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     settings = ScheduledSettings.at(config.quota_settings, time.time()).settings
     table = RuleTable(settings.rules, enforce=settings.enforce)
-    subject = find_query(config, options.name)
+    subject = query_or_unlisted(config, options.name)
     options.url = options.url or _url(config)
-    address = replace(admin_address(options), timeout_s=LIMIT_S)
+    address = replace(admin_port_client(options), timeout_s=LIMIT_S)
     admin = _see_admin(config, address, options.token_file)
     try:
         progress = progress_of(admin, subject)
@@ -107,7 +107,7 @@ def _url(config: Config) -> str:
     return f"{'http' if config.admin.tls is None else 'https'}://{HostPort(host, bind.port)}"
 
 
-def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> AdminSight:
+def _see_admin(config: Config, address: AdminPortClient, given: Path | None) -> AdminSight:
     """Return what the admin port says, asked with the tokens that the configuration names."""
     admin = config.admin
     all_rights = [] if admin.token_file is None else [admin.token_file]
@@ -140,7 +140,7 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
     return AdminSight(address.url, failure=failure)
 
 
-def _refused_reports(address: AdminAddress) -> dict[str, int]:
+def _refused_reports(address: AdminPortClient) -> dict[str, int]:
     text = address.read("/metrics").decode("utf-8", "replace")
     counts: Counter[str] = Counter()
     for match in _REFUSED.finditer(text):
@@ -148,7 +148,7 @@ def _refused_reports(address: AdminAddress) -> dict[str, int]:
     return {why: count for why, count in counts.items() if count and why not in _TAKEN}
 
 
-def _refusal(address: AdminAddress) -> str | None:
+def _refusal(address: AdminPortClient) -> str | None:
     """Return why a report with the address's token would be refused, None if it would be taken.
 
     A body that does not say that it is JSON is refused after the token was looked at, and counts as

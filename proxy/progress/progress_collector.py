@@ -14,7 +14,7 @@ from metrics.exposition import (
     FigureRows,
     FigureTable,
     child_samples,
-    streamed,
+    lazy_family,
 )
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
@@ -115,7 +115,7 @@ class ProgressCollector(FigureCollector):
         """Yield the families; see FigureCollector."""
         yield from super().collect()
         text = "Time that batches of a query take, from their trigger on."
-        yield streamed(BATCH_SECONDS, text, "histogram", self._batch_seconds())
+        yield lazy_family(BATCH_SECONDS, text, "histogram", self._batch_seconds())
         text = "Batch reports of queries, by what became of them."
         results = CounterMetricFamily(PREFIX + "spark_reports_total", text, labels=("result",))
         for result, count in self._queries.report_results.items():

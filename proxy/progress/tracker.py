@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from proxy.progress.topics import TopicNames
-from proxy.wire.fetch import FetchedPartition, FetchRequestPartitions, TopicKey
+from proxy.wire.fetch import FetchedPartition, FetchRequestContent, TopicKey
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.list_offsets import (
     EARLIEST,
@@ -290,7 +290,7 @@ class FetchExchange(FetchObserver):
 
     reader: Reader
     names: TopicNames
-    ask: FetchRequestPartitions
+    ask: FetchRequestContent
     answered_ms: float = 0.0
     """When the response began."""
     logs: FetchedLogs | None = None

@@ -43,7 +43,7 @@ let go asks again within a second or two."""
 MAX_VISITORS = 10_000
 
 
-class DriverVisits:
+class DriversSentOn:
     """The drivers of queries that another member owns.
 
     What is advertised to them binds the batches of their query, and its owner alone knows what was.
@@ -82,7 +82,7 @@ class FollowingContext:
     show_fetched: Callable[[], Iterable[None]] = tuple
     """Shows step by step what all clients have fetched, before a report is applied or a driver is
     answered; false where nothing waits for it."""
-    visits: DriverVisits = field(default_factory=DriverVisits)
+    visits: DriversSentOn = field(default_factory=DriversSentOn)
 
     def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
         """See Interceptor."""

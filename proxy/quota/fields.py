@@ -73,12 +73,12 @@ class ConflictError(ValueError):
 _UNIT: Final = re.compile("_m?s$")
 
 
-def key_of(name: str) -> str:
+def yaml_key(name: str) -> str:
     """Return the key in the file of a field: without its unit, and with Kafka's hyphens."""
     return _UNIT.sub("", name).replace("client_id", "client-id").replace("_prefix", "-prefix")
 
 
-ONLY_KNOWN_KEYS: Final = ConfigDict(extra="forbid", alias_generator=key_of)
+ONLY_KNOWN_KEYS: Final = ConfigDict(extra="forbid", alias_generator=yaml_key)
 
 
 class Settings:
@@ -120,7 +120,7 @@ def _fields_of_dataclass(section: Any) -> dict[str, FieldInfo]:
 def keys_of_section(section: object) -> dict[str, FieldInfo]:
     """Return the fields of a class of sections by their keys in the file."""
     fields = fields_of(section) or {}
-    return {field.alias or key_of(name): field for name, field in fields.items()}
+    return {field.alias or yaml_key(name): field for name, field in fields.items()}
 
 
 def example(text: str) -> Any:

@@ -115,7 +115,7 @@ class ConnectionList:
         """Yield a row for each connection that is open."""
         for connection in tuple(self._connections):
             if connection in self._connections:
-                yield row_of(connection, clock_ms())
+                yield row_of_connection(connection, clock_ms())
 
     def close(self, number: int) -> ConnectionRow | None:
         """Close a connection as a broker would; return what it was, None if it is not there."""
@@ -123,12 +123,12 @@ class ConnectionList:
         connection = next(found, None)
         if connection is None:
             return None
-        row = row_of(connection, clock_ms())
+        row = row_of_connection(connection, clock_ms())
         connection.close_abandoned(CLOSED_BY_OPERATOR)
         return row
 
 
-def row_of(connection: Connection, now_ms: float) -> ConnectionRow:
+def row_of_connection(connection: Connection, now_ms: float) -> ConnectionRow:
     """Return what there is to show of a connection."""
     origin, session, traffic = connection.origin, connection.client.current, connection.traffic
     if traffic.sent_rate is None and now_ms - connection.began_ms >= FIRST_RATE_MS:

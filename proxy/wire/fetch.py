@@ -57,7 +57,7 @@ class FetchResponseBody(NamedTuple):
 
 
 @dataclass(slots=True)
-class FetchRequestPartitions:
+class FetchRequestContent:
     """What a Fetch request asks for. Not frozen, which would make it slower to make."""
 
     session_id: int
@@ -82,7 +82,7 @@ class FetchRequestPartitions:
         self.positions = ((topic, partition, start),)
 
 
-def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
+def read_fetch_request(version: int, body: Buffer) -> FetchRequestContent:
     """Return what a request asks for; `body` starts behind the request's header.
 
     Null arrays read as empty, a null name as the empty string. What follows the partitions is left
@@ -98,7 +98,7 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
         row = topics.known.find(view, head.size)
         if row is not None:
             topic, _, (index, offset) = row
-            return FetchRequestPartitions(session_id, epoch, ((topic, index, offset),), ())
+            return FetchRequestContent(session_id, epoch, ((topic, index, offset),), ())
         pos = topics.read_array(view, head.size, asked)
         if forgotten is not None:
             forgotten.read_array(view, pos, gone)
@@ -108,7 +108,7 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
         raise MalformedFrame("bad_body", f"a Fetch request: {error}") from None
     if len(asked) == 1 and not gone:
         topics.known.add(view, head.size, asked[0])
-    return FetchRequestPartitions(
+    return FetchRequestContent(
         session_id,
         epoch,
         tuple([(topic, index, offset) for topic, _, (index, offset) in asked]),

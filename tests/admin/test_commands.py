@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.admin.commands import operator_commands
-from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminPortClient, AdminRefusal
 from proxy.cli import main
 
 NOBODY = "http://127.0.0.1:1"
@@ -91,7 +91,7 @@ async def test_a_list_without_an_end_is_given_up(monkeypatch, limit: str):
     monkeypatch.setattr(operator_commands, limit, 0.2 if limit == "WALK_LIMIT_S" else 1000)
     async with other_server(b'{"quotas": [], "next": "x"}') as url:
         with pytest.raises(AdminRefusal, match="/v1/quotas does not end"):
-            await asyncio.to_thread(AdminAddress(url).rows, "/v1/quotas", "quotas")
+            await asyncio.to_thread(AdminPortClient(url).rows, "/v1/quotas", "quotas")
 
 
 @pytest.mark.parametrize("body", [b"[" * 200_000, b'{"error": "\\u001b[31m", "fix": "\\u0007"}'])
@@ -106,20 +106,20 @@ async def test_a_refusal_steers_no_terminal(capfd, body: bytes):
 async def test_an_answer_that_trickles_for_ever_is_given_up(head: bytes):
     async with other_server(b"", head, b" ") as url:
         with pytest.raises(AdminRefusal):
-            await asyncio.to_thread(AdminAddress(url, timeout_s=0.2).read, "/metrics")
+            await asyncio.to_thread(AdminPortClient(url, timeout_s=0.2).read, "/metrics")
 
 
 async def test_an_answer_that_has_no_end_is_given_up(monkeypatch):
     monkeypatch.setattr(operator_commands, "MAX_REPLY_BYTES", 1 << 20)
     async with other_server(b"", endless=b" " * (1 << 18)) as url:
         with pytest.raises(AdminRefusal, match="is not over after"):
-            await asyncio.to_thread(AdminAddress(url).read, "/metrics")
+            await asyncio.to_thread(AdminPortClient(url).read, "/metrics")
 
 
 async def test_an_answer_that_is_cut_off_is_none():
     async with other_server(b"{}", b"HTTP/1.0 200 OK\r\nContent-Length: 10\r\n\r\n") as url:
         with pytest.raises(AdminRefusal, match="IncompleteRead"):
-            await asyncio.to_thread(AdminAddress(url).read, "/metrics")
+            await asyncio.to_thread(AdminPortClient(url).read, "/metrics")
 
 
 async def test_rules_that_steer_the_terminal_are_escaped(capfd):

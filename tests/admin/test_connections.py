@@ -12,7 +12,7 @@ from rich.console import Console
 from status_page import visited
 
 from proxy.admin.commands.asking_commands import run_connections
-from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminPortClient, AdminRefusal
 from proxy.quota.entities import ClientIdentity
 
 LEAST_ROUNDS = 5
@@ -140,10 +140,10 @@ async def test_the_command_prints_a_table(world: AdminWorld, connected: Connecte
     connected.listed.append(replace(PLAIN, number=11, client_id="\x1b[31m[bold]x", ip="::1"))
     out = Console(file=io.StringIO(), width=160)
     async with running(world.server(connections=connected)) as url:
-        await asyncio.to_thread(run_connections, AdminAddress(url), "", 100, console=out)
+        await asyncio.to_thread(run_connections, AdminPortClient(url), "", 100, console=out)
         printed = out.file.getvalue()
         one = Console(file=io.StringIO(), width=160)
-        await asyncio.to_thread(run_connections, AdminAddress(url), "anna", 100, console=one)
+        await asyncio.to_thread(run_connections, AdminPortClient(url), "anna", 100, console=one)
     for part in (
         "10.0.0.7:50312",
         "[::1]:50312",
@@ -159,7 +159,7 @@ async def test_the_command_prints_a_table(world: AdminWorld, connected: Connecte
 
 def test_a_proxy_that_is_not_there_is_said():
     with pytest.raises(AdminRefusal, match="fix: start the proxy"):
-        run_connections(AdminAddress("http://127.0.0.1:1"), "", 1)
+        run_connections(AdminPortClient("http://127.0.0.1:1"), "", 1)
 
 
 async def test_the_page_shows_them_when_asked(world: AdminWorld, connected: Connected, page: Page):

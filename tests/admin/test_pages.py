@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline_world import scene as pipelines
 from tier_world import TierWorld
 
-from proxy.admin.pages import PagedRows, PageRequest, cursor_of
+from proxy.admin.pages import ListPage, PagedRows, cursor_of
 from proxy.admin.replies import read_whole, written
 
 
@@ -169,7 +169,7 @@ def test_a_walk_has_each_row_once_in_the_order_of_keys(rows: list[Any], limit: i
     seen: list[Any] = []
     after: Any = ()
     while True:
-        found = PagedRows(PageRequest(limit, after), lambda row: row, rows=rows)
+        found = PagedRows(ListPage(limit, after), lambda row: row, rows=rows)
         seen += found.rows()
         if found.next()["next"] is None:
             break

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parts.reports import uuid
 from spark_world import REPORTS, Job, SparkWorld
 
-from proxy.admin.pages import PageRequest
+from proxy.admin.pages import ListPage
 from proxy.admin.query_documents import (
     COST_FACTOR,
     MAX_QUERY_SUMMARIES,
@@ -341,7 +341,7 @@ def test_partitions_left_off_need_nobody_sooner(documents: list[dict[str, Any]],
         return (False, 0) if each is None else (bool(each["stuck_since"]), each["lag_records"] or 0)
 
     rows = list(partitions_of(documents))
-    shown = paged_partitions(PageRequest(most), rows).rows()
+    shown = paged_partitions(ListPage(most), rows).rows()
     assert len(shown) == min(most, len(rows))
     left = list(rows)
     for row in shown:

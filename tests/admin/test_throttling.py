@@ -12,7 +12,7 @@ from rich.console import Console
 from status_page import CLIENTS, visited
 
 from proxy.admin.commands.asking_commands import run_top
-from proxy.admin.commands.operator_commands import AdminAddress
+from proxy.admin.commands.operator_commands import AdminPortClient
 from proxy.cli import main
 from proxy.quota.rules import Rule
 from proxy.quota.schedules import Schedule
@@ -135,7 +135,7 @@ async def test_an_override_with_a_bad_end_is_refused(ask: Ask, wrong: dict[str, 
 
 def shown_by_top(url: str) -> str:
     console = Console(width=160, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
-    run_top(AdminAddress(url), once=True, console=console)
+    run_top(AdminPortClient(url), once=True, console=console)
     return console.export_text()
 
 

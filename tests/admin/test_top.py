@@ -19,13 +19,13 @@ from terminal import run_once
 from traffic import play
 
 from proxy.admin.commands.asking_commands import run_top
-from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminPortClient, AdminRefusal
 from proxy.admin.commands.top_tables import QUERIES, in_order, printable, rate_text, screen
 
 PROGRAM = """
 import sys
-from proxy.admin.commands.asking_commands import AdminAddress, run_top
-sys.exit(run_top(AdminAddress(sys.argv[1])))
+from proxy.admin.commands.asking_commands import AdminPortClient, run_top
+sys.exit(run_top(AdminPortClient(sys.argv[1])))
 """
 END_OF_SCREEN = b"\x1b[?1049l"
 
@@ -42,7 +42,7 @@ async def run_plain(url: str) -> tuple[int, str, str]:
     """Run it as for a pipe; give exit code, output, complaint."""
     out = StringIO()
     try:
-        await asyncio.to_thread(run_top, AdminAddress(url), console=Console(file=out))
+        await asyncio.to_thread(run_top, AdminPortClient(url), console=Console(file=out))
     except AdminRefusal as error:
         return 1, out.getvalue(), str(error)
     return 0, out.getvalue(), ""

@@ -14,7 +14,7 @@ from proxy.onboarding.checkup import (
     Judgement,
     ListenerSight,
     check_query,
-    find_query,
+    query_or_unlisted,
 )
 from proxy.quota.rules import RuleTable
 
@@ -81,7 +81,7 @@ def check(tmp_path: Path) -> Callable[..., list[Finding]]:
         file.write_text(config)
         loaded = load_config(file)
         table = RuleTable(loaded.quota_settings.rules)
-        return list(check_query(loaded, table, find_query(loaded, name), admin, [listener]))
+        return list(check_query(loaded, table, query_or_unlisted(loaded, name), admin, [listener]))
 
     return findings
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, FETCH
-from proxy.wire.fetch import FetchRequestPartitions, read_fetch_request
+from proxy.wire.fetch import FetchRequestContent, read_fetch_request
 from proxy.wire.frames import MalformedFrame
 from proxy.wire.layout import MAX_ELEMENTS, MAX_TAGS, TooManyElements, write_uvarint
 
@@ -85,7 +85,7 @@ def decoded(version, body):
     """What the codec reads."""
     message = REQUEST.decode(body, version=version)
     has_sessions = version >= FIRST_SESSIONS
-    return FetchRequestPartitions(
+    return FetchRequestContent(
         message.session_id if has_sessions else 0,
         message.session_epoch if has_sessions else -1,
         tuple(
@@ -232,4 +232,4 @@ def test_unknown_versions(version):
 
 @pytest.mark.parametrize(("epoch", "is_full"), [(0, True), (-1, True), (1, False), (-2, False)])
 def test_which_requests_are_full(epoch, is_full):
-    assert FetchRequestPartitions(3, epoch, (), ()).is_full is is_full
+    assert FetchRequestContent(3, epoch, (), ()).is_full is is_full

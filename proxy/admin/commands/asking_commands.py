@@ -17,7 +17,7 @@ from rich.text import Text
 
 from proxy.admin.api import THROTTLING_PATH
 from proxy.admin.client_documents import CONNECTION
-from proxy.admin.commands.operator_commands import AdminAddress, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminPortClient, AdminRefusal
 from proxy.admin.commands.top_tables import (
     ALARM,
     CALM,
@@ -47,7 +47,9 @@ ANSWERS = {None: "is asked", True: "yes", False: "NO"}
 HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
 
 
-def run_top(address: AdminAddress, *, once: bool = False, console: Console | None = None) -> None:
+def run_top(
+    address: AdminPortClient, *, once: bool = False, console: Console | None = None
+) -> None:
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
     A proxy that stops answering while the view is up is said so, and asked again. Printed once,
@@ -66,14 +68,14 @@ def run_top(address: AdminAddress, *, once: bool = False, console: Console | Non
         _watch(address, status, console)
 
 
-def fetch_status(address: AdminAddress) -> Document:
+def fetch_status(address: AdminPortClient) -> Document:
     """Return what `GET /v1/status?by=client` gives. Raises AdminRefusal."""
     known = {"client_counts", "unbounded", "followed", "pipelines", "throttling"}
     path = f"/v1/status?by=client&limit={LIMIT}"
     return address.document(path, known)
 
 
-def _watch(address: AdminAddress, status: Document, console: Console) -> None:
+def _watch(address: AdminPortClient, status: Document, console: Console) -> None:
     order, view = "held", CLIENTS
     lost = ""
     next_s = time.monotonic() + STATUS_INTERVAL_S
@@ -122,7 +124,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 def run_connections(
-    address: AdminAddress, text: str, limit: int, *, console: Console | None = None
+    address: AdminPortClient, text: str, limit: int, *, console: Console | None = None
 ) -> None:
     """Print up to `limit` connections with `text` in what names them, most traffic first.
 
@@ -144,7 +146,7 @@ def _connection_table(document: Document, width: int) -> RenderableType:
     return Group(table, Text(f"{below}; {document['held']} held", "dim"))
 
 
-def run_tier(address: AdminAddress, *, as_json: bool) -> None:
+def run_tier(address: AdminPortClient, *, as_json: bool) -> None:
     """Print the tier as a machine of it knows it. Raises AdminRefusal."""
     tier = address.document(TIER_PATH, {"settled", "slots", "members", "machines"})
     if as_json:
@@ -184,7 +186,7 @@ MACHINES = (
 )
 
 
-def change_throttling(address: AdminAddress, **change: object) -> None:
+def change_throttling(address: AdminPortClient, **change: object) -> None:
     """Pause quotas, or enforce them again, and print what is in force then.
 
     `change` has the keys of the body of `POST /v1/throttling`. Raises AdminRefusal.
@@ -201,7 +203,7 @@ def change_throttling(address: AdminAddress, **change: object) -> None:
         sys.stdout.write(f"{printable(line)}\n")
 
 
-def print_suggestions(address: AdminAddress, since: str) -> None:
+def print_suggestions(address: AdminPortClient, since: str) -> None:
     """Print rules that would fit what was observed, as YAML. Raises AdminRefusal."""
     path = f"{SUGGESTIONS_PATH}?since={quote(since, safe='', errors='surrogateescape')}"
     lines = address.document(path, {"yaml"})["yaml"].split("\n")

@@ -78,7 +78,7 @@ class _TimedHandler(HTTPHandler, HTTPSHandler):
 
 
 @dataclass(frozen=True, slots=True)
-class AdminAddress:
+class AdminPortClient:
     """Where a proxy's admin server is, and what it wants to see."""
 
     url: str
@@ -242,7 +242,10 @@ def _calls(function: str, *names: str) -> Callable[[argparse.Namespace], None]:
 
     def command(options: argparse.Namespace) -> None:
         given = {name: getattr(options, name) for name in names}
-        module, address = import_module(f"{__package__}.asking_commands"), admin_address(options)
+        module, address = (
+            import_module(f"{__package__}.asking_commands"),
+            admin_port_client(options),
+        )
         try:
             getattr(module, function)(address, **given)
         except MISREAD as error:
@@ -282,7 +285,7 @@ def _login_name() -> str | None:
         return None
 
 
-def admin_address(options: argparse.Namespace) -> AdminAddress:
+def admin_port_client(options: argparse.Namespace) -> AdminPortClient:
     """Return what these options name. Raises AdminRefusal for a file that is of no use."""
     tls, token = ssl.create_default_context(), None
     if options.ca_file is not None:
@@ -294,7 +297,7 @@ def admin_address(options: argparse.Namespace) -> AdminAddress:
     if options.token_file is not None:
         with _used_as("--token-file", options.token_file, "the text of a token"):
             token = _token(options.token_file)
-    return AdminAddress(options.url, tls, token)
+    return AdminPortClient(options.url, tls, token)
 
 
 def _token(path: Path) -> str:

@@ -79,7 +79,7 @@ class Answers:
     def first(self) -> Reply:
         """The first one, also if it refuses. Raises ApiError with 503 when none answers."""
         if not self.replies:
-            raise no_member_answers(self.missing)
+            raise no_member_error(self.missing)
         return self.replies[0]
 
 
@@ -203,7 +203,7 @@ def forwarded(reply: Reply) -> web.Response:
     return long_answer(reply.body, headers, reply.status)
 
 
-def member_lost(missing: PeerError, what: str) -> ApiError:
+def member_lost_error(missing: PeerError, what: str) -> ApiError:
     """Return the error for a request to one member that did not answer.
 
     503: nothing was done. 502: it may have been done.
@@ -215,7 +215,7 @@ def member_lost(missing: PeerError, what: str) -> ApiError:
     return ApiError(502, text, f"see whether it was done, and else {fix}")
 
 
-def no_member_answers(missing: Sequence[PeerError]) -> ApiError:
+def no_member_error(missing: Sequence[PeerError]) -> ApiError:
     """Return the error for a request that no member answered."""
     reasons = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
     return ApiError(503, f"no member answers: {reasons}", "look at the proxy's log; send it again")

@@ -18,7 +18,7 @@ from proxy.admin.client_documents import (
     unbounded_cursor_key,
 )
 from proxy.admin.document_models import Column, Combine, Model, RowContext
-from proxy.admin.pages import Key, PagedRows, PageRequest
+from proxy.admin.pages import Key, ListPage, PagedRows
 from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import (
     MAX_QUERY_SUMMARIES,
@@ -43,7 +43,7 @@ class MemberDocuments:
 
     by_member: Mapping[str, Document]
     """By their names, the leader's first."""
-    page: PageRequest
+    page: ListPage
     """Of a list that is as long as the request says."""
 
     def merged(self, table: Sequence["Part"]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def rows(
     """
 
     def part(told: MemberDocuments) -> Document:
-        page = told.page if walked_by else PageRequest(told.page.limit if most is None else most)
+        page = told.page if walked_by else ListPage(told.page.limit if most is None else most)
         key_of = walked_by or (lambda _: ())
         found = PagedRows(page, key_of, urgency, joined(told.rows(key), identity, model))
         shown = [{name: row[name] for name in row if name not in left_off} for row in found.rows()]

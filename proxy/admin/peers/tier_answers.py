@@ -26,15 +26,15 @@ from proxy.admin.api import (
     report_body,
     tail_of,
 )
-from proxy.admin.pages import LISTS, PageRequest, page_of
+from proxy.admin.pages import LISTS, ListPage, page_of
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
     Members,
     Question,
     forwarded,
-    member_lost,
-    no_member_answers,
+    member_lost_error,
+    no_member_error,
 )
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, Part
 from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OF_MEMBERS
@@ -127,7 +127,7 @@ class TierAnswers:
 
         What all refuse is refused as the first of them did.
         """
-        page = PageRequest(0)
+        page = ListPage(0)
         if path == "/v1/connections":
             page = connection_page(request, in_tier=True)
         elif path in LISTS:
@@ -155,7 +155,7 @@ class TierAnswers:
             if isinstance(reply, Reply):
                 return forwarded(reply)
             missing.append(reply)
-        raise no_member_answers(missing)
+        raise no_member_error(missing)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         """Answer for the members of this machine, as it is scraped by itself."""
@@ -181,7 +181,7 @@ class TierAnswers:
         asked = self._members.asked_here(request)
         answers = await self._members.ask_all(asked, Question.of(request))
         if not answers.replies:
-            return readiness_answer(no_member_answers(answers.missing).what, None)
+            return readiness_answer(no_member_error(answers.missing).what, None)
         reasons, warnings = [], []
         for reply in answers.replies:
             document = parse_object(reply.body) or {"reason": "its answer is no JSON"}
@@ -228,7 +228,7 @@ class TierAnswers:
             reply = await self._members.ask_one(name, question)
             if isinstance(reply, PeerError):
                 if reply.was_sent or loop.time() >= until_s:
-                    raise member_lost(reply, _LEADER if client_id is None else _OWNER)
+                    raise member_lost_error(reply, _LEADER if client_id is None else _OWNER)
             elif reply.status != UNDONE or loop.time() >= undone_until_s:
                 await self._record(request, reply)
                 return forwarded(reply)
@@ -273,7 +273,7 @@ class TierAnswers:
             await self._record(request, closed)
             return forwarded(closed)
         if answers.missing:
-            raise member_lost(answers.missing[0], "which may have the connection")
+            raise member_lost_error(answers.missing[0], "which may have the connection")
         return forwarded(answers.replies[0])
 
     async def _record(self, request: web.Request, reply: Reply) -> None:
@@ -288,9 +288,7 @@ class TierAnswers:
             _log.error("a change is not kept in the state's audit", problem=why, what=changes)
 
 
-def _merged_body(
-    answers: Answers, table: Sequence[Part], page: PageRequest, more: Document
-) -> bytes:
+def _merged_body(answers: Answers, table: Sequence[Part], page: ListPage, more: Document) -> bytes:
     """Return the merged document, and more fields, as JSON.
 
     Raises ApiError with 503 when no member is understood.
@@ -317,7 +315,7 @@ def _merged_body(
         elif reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND:
             missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
-        raise no_member_answers(missing)
+        raise no_member_error(missing)
     merged = {**merge(documents), **more}
     about: dict[str, dict[str, Any]] = {
         reply.member: {"alive": True, "answers": True} for reply in answers.replies

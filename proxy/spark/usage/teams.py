@@ -159,7 +159,7 @@ def _overlaps(
                     yield prefix, each
 
 
-def team_columns(teams: Teams) -> list[Column]:
+def team_expressions(teams: Teams) -> list[Column]:
     """Return which team each kind of entry gives a record to, in the order in which they count."""
 
     def given(kind: str, column: str) -> Column:

@@ -14,7 +14,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from .teams import NO_TEAM, OTHERS, Teams, team_columns
+from .teams import NO_TEAM, OTHERS, Teams, team_expressions
 
 SKETCH_GROWTH = 1.05
 """Bucket b of a sketch has the rates above 1.05^(b-1) and up to 1.05^b bytes per second."""
@@ -212,7 +212,7 @@ def _named(frame: DataFrame, teams: Teams | None) -> DataFrame:
     frame = frame.withColumn("client", client)
     if teams is None:
         return frame.withColumn("team", client).withColumn("claims", F.lit(1))
-    columns = team_columns(teams)
+    columns = team_expressions(teams)
     claims = F.size(F.array_distinct(F.array_compact(F.array(*columns))))
     team = F.coalesce(*columns, F.lit(NO_TEAM))
     return frame.withColumn("team", team).withColumn("claims", claims)

@@ -44,7 +44,7 @@ KIBIBYTE, BOUND_UNITS = 1024, ("KiB", "MiB", "GiB")
 TWO_DIGITS = Context(prec=2, rounding=ROUND_CEILING)
 
 
-class Span(NamedTuple):
+class DaySpan(NamedTuple):
     """Days in UTC, both included."""
 
     first: date
@@ -82,7 +82,7 @@ def _day(text: str) -> date:
         raise argparse.ArgumentTypeError(f"{text!r} is not a day such as 2026-11-26") from None
 
 
-def span_of(given: argparse.Namespace) -> Span:
+def span_of(given: argparse.Namespace) -> DaySpan:
     """Return the days that the options name. Raises UsageInputError for none, or too many."""
     last = given.last or today()
     if given.first is not None and given.days is not None:
@@ -96,7 +96,7 @@ def span_of(given: argparse.Namespace) -> Span:
     if not first <= last <= first + timedelta(MOST_DAYS):
         fix = f"begin before the end, and at most {MOST_DAYS} days"
         raise UsageInputError(f"from {first} to {last}: no span of days; fix: {fix}")
-    return Span(first, last)
+    return DaySpan(first, last)
 
 
 def prepare_out(out: Path) -> None:
@@ -114,7 +114,7 @@ def prepare_out(out: Path) -> None:
 def write_report(
     spark: SparkSession,
     folder: str,
-    span: Span,
+    span: DaySpan,
     out: Path,
     teams: Teams | None = None,
     rules: Iterable[str] = (),
@@ -212,7 +212,7 @@ def _yaml_text(text: str) -> str:
     return f'"{"".join(escaped)}"'
 
 
-def _nothing(spark: SparkSession, folder: str, span: Span) -> str:
+def _nothing(spark: SparkSession, folder: str, span: DaySpan) -> str:
     """Return why there is nothing to add up."""
     days = days_of(spark, folder, RECORDS_FOLDER)
     what = f"{folder}: no usage records from {span.first} to {span.last}"
@@ -243,7 +243,7 @@ def _notes(
     spark: SparkSession, folder: str, figures: UsageFigures, teams: Teams | None
 ) -> Iterator[str]:
     """Yield what may make a reader take the figures for more than they are."""
-    span, doubtful = Span(figures.first, figures.last), figures.doubtful
+    span, doubtful = DaySpan(figures.first, figures.last), figures.doubtful
     total = sum(each.bytes for each in figures.teams)
     if teams is None:
         yield "No teams were given: each client is its own team, and nothing has a cost."

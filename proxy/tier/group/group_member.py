@@ -18,7 +18,7 @@ from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_
 from proxy.state import GroupFence
 from proxy.tier.slot_balance import Placement, placed_slots
 
-from .assignor import lead
+from .assignor import assign_to_members
 from .group_documents import NO_GENERATION, Assignment, FormError, RefusedMember, Subscription
 from .group_protocol import (
     MEMBER_ID_REQUIRED,
@@ -268,7 +268,7 @@ class GroupMember:
         if joined.leader == joined.member_id:
             said = {each.member_id: bytes(each.metadata) for each in joined.members}
             newest = self._slots.assignment
-            assignments, is_another_round_wanted = lead(
+            assignments, is_another_round_wanted = assign_to_members(
                 said, newest, fence.generation, self._placement
             )
         sent_s = time.monotonic()

@@ -7,7 +7,7 @@ from progress_world import LARGE, Client, ProgressWorld
 
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_CURSORS, FetchExchange, Reader
-from proxy.wire.fetch import FetchRequestPartitions
+from proxy.wire.fetch import FetchRequestContent
 
 OUT_OF_RANGE = 1
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
@@ -312,7 +312,7 @@ def test_it_follows_what_the_fetches_of_a_connection_tell(world):
     reader = Reader(world.query(), 3)
 
     def exchange(session_id, epoch, positions, answered):
-        ask = FetchRequestPartitions(
+        ask = FetchRequestContent(
             session_id, epoch, tuple((OLD_ID, *each) for each in positions), ()
         )
         observer = FetchExchange(reader, names, ask, world.now_ms)

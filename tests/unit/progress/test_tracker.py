@@ -9,7 +9,7 @@ from progress_world import ProgressWorld
 
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchExchange, Reader
-from proxy.wire.fetch import FetchRequestPartitions
+from proxy.wire.fetch import FetchRequestContent
 
 NO_ERROR, OUT_OF_RANGE = 0, 1
 SESSION_NOT_FOUND = 70
@@ -37,7 +37,7 @@ class Follower:
 
 
 def ask(session_id, epoch, positions, forgotten=()):
-    return FetchRequestPartitions(
+    return FetchRequestContent(
         session_id,
         epoch,
         tuple((*key, offset) for key, offset in positions.items()),
@@ -121,7 +121,7 @@ def test_pipelined_requests_are_answered_as_of_their_own_time():
 
 def test_of_a_partition_named_twice_the_last_offset_counts():
     line = Line()
-    request = line.ask(FetchRequestPartitions(9, 2, ((*P0, 7), (*P0, 8)), ()))
+    request = line.ask(FetchRequestContent(9, 2, ((*P0, 7), (*P0, 8)), ()))
     assert line.answer(request, (NO_ERROR, 9), P0) == [8]
 
 
@@ -146,7 +146,7 @@ def test_responses_that_were_left_out_are_passed_over():
 def test_answered_requests_are_let_go():
     def alive():
         gc.collect()
-        kinds = FetchExchange, FetchRequestPartitions
+        kinds = FetchExchange, FetchRequestContent
         return sum(isinstance(each, kinds) for each in gc.get_objects())
 
     before = alive()
