@@ -77,8 +77,8 @@ def _doctor(options: argparse.Namespace) -> int:
     table = RuleTable(settings.rules, enforce=settings.enforce)
     subject = query_or_unlisted(config, options.name)
     options.url = options.url or _url(config)
-    address = replace(admin_port_client(options), timeout_s=LIMIT_S)
-    admin = _see_admin(config, address, options.token_file)
+    client = replace(admin_port_client(options), timeout_s=LIMIT_S)
+    admin = _see_admin(config, client, options.token_file)
     try:
         progress = progress_of(admin, subject)
         known = {each["topic"] for each in progress["partitions"]} if progress is not None else ()
@@ -86,7 +86,7 @@ def _doctor(options: argparse.Namespace) -> int:
         listeners = asyncio.run(_see_listeners(config, admin, topics))
         findings = list(check_query(config, table, subject, admin, listeners))
     except MISREAD as error:
-        raise address.no_proxy() from error
+        raise client.no_proxy() from error
     for line in _lines(subject.name, findings):
         sys.stdout.write(f"{line}\n")
     is_wrong = any(each.verdict is Judgement.WRONG for each in findings)
@@ -107,61 +107,61 @@ def _url(config: Config) -> str:
     return f"{'http' if config.admin.tls is None else 'https'}://{HostPort(host, bind.port)}"
 
 
-def _see_admin(config: Config, address: AdminPortClient, given: Path | None) -> AdminSight:
+def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> AdminSight:
     """Return what the admin port says, asked with the tokens that the configuration names."""
     admin = config.admin
     all_rights = [] if admin.token_file is None else [admin.token_file]
     readers = [*all_rights, *(each.token_file for each in admin.tokens if "read" in each.rights)]
     reporters = [each.token_file for each in admin.tokens if "report" in each.rights] or all_rights
-    shown = {str(given): address.token} if given else {str(at): read_token(at) for at in reporters}
+    shown = {str(given): client.token} if given else {str(at): read_token(at) for at in reporters}
     if readers:
-        address = replace(address, token=read_token(readers[0]))
+        client = replace(client, token=read_token(readers[0]))
     try:
-        quotas = address.rows("/v1/quotas", "quotas")
+        quotas = client.rows("/v1/quotas", "quotas")
         for file, text in shown.items() or ((None, None),):
-            refused = _refusal(replace(address, token=text))
+            refused = _refusal(replace(client, token=text))
             if refused is not None:
                 refused = f"{file}: {refused}" if file is not None else refused
                 break
         return AdminSight(
-            address.url,
+            client.url,
             refused_token=refused,
             token_file=file,
-            status=address.document("/v1/status?limit=1"),
+            status=client.document("/v1/status?limit=1"),
             file_rules=frozenset(each["selector"] for each in quotas if each["source"] == "file"),
-            connections=address.rows("/v1/connections", "connections"),
-            queries=address.rows("/v1/progress", "queries"),
-            refused_reports=_refused_reports(address),
+            connections=client.rows("/v1/connections", "connections"),
+            queries=client.rows("/v1/progress", "queries"),
+            refused_reports=_refused_reports(client),
         )
     except AdminRefusal as error:
         failure = error.problem
     except MISREAD:
-        failure = address.no_proxy().problem
-    return AdminSight(address.url, failure=failure)
+        failure = client.no_proxy().problem
+    return AdminSight(client.url, failure=failure)
 
 
-def _refused_reports(address: AdminPortClient) -> dict[str, int]:
-    text = address.read("/metrics").decode("utf-8", "replace")
+def _refused_reports(client: AdminPortClient) -> dict[str, int]:
+    text = client.read("/metrics").decode("utf-8", "replace")
     counts: Counter[str] = Counter()
     for match in _REFUSED.finditer(text):
         counts[match[1]] += int(float(match[2]))
     return {why: count for why, count in counts.items() if count and why not in _TAKEN}
 
 
-def _refusal(address: AdminPortClient) -> str | None:
-    """Return why a report with the address's token would be refused, None if it would be taken.
+def _refusal(client: AdminPortClient) -> str | None:
+    """Return why a report with the client's token would be refused, None if it would be taken.
 
     A body that does not say that it is JSON is refused after the token was looked at, and counts as
     no report.
     """
     try:
-        with address.open(REPORT_PATH, {}, "text/plain"):
+        with client.open(REPORT_PATH, {}, "text/plain"):
             return None
     except HTTPError as error:
         allowed = error.code == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        return None if allowed else address.reason_of(error)[0]
+        return None if allowed else client.reason_of(error)[0]
     except (OSError, HTTPException, ValueError) as error:
-        raise AdminRefusal(f"{address.url} does not answer: {error}", "start the proxy") from None
+        raise AdminRefusal(f"{client.url} does not answer: {error}", "start the proxy") from None
 
 
 async def _see_listeners(

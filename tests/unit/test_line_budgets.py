@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4222, 2350),
     "proxy/onboarding": Budget(973, 700),
     "proxy/queries": Budget(798, 650),
-    "proxy/admin": Budget(6248, 4250),
+    "proxy/admin": Budget(6246, 4250),
     "proxy/config": Budget(2606, 2150),
     "proxy/relay": Budget(6760, 4300),
     "proxy/usage": Budget(997, 980),

@@ -47,17 +47,15 @@ ANSWERS = {None: "is asked", True: "yes", False: "NO"}
 HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
 
 
-def run_top(
-    address: AdminPortClient, *, once: bool = False, console: Console | None = None
-) -> None:
+def run_top(client: AdminPortClient, *, once: bool = False, console: Console | None = None) -> None:
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
     A proxy that stops answering while the view is up is said so, and asked again. Printed once,
     queries and pipelines follow the clients. Raises AdminRefusal at the start.
     """
     console = console or Console()
-    address = replace(address, timeout_s=STATUS_TIMEOUT_S)
-    status = fetch_status(address)
+    client = replace(client, timeout_s=STATUS_TIMEOUT_S)
+    status = fetch_status(client)
     if once or not (console.is_terminal and sys.stdin.isatty()):
         views = [CLIENTS]
         views += [QUERIES] if status["followed"] else []
@@ -65,17 +63,17 @@ def run_top(
         print_wide(lambda width: screen(status, "held", width, views=views), console)
         return
     with suppress(KeyboardInterrupt):
-        _watch(address, status, console)
+        _watch(client, status, console)
 
 
-def fetch_status(address: AdminPortClient) -> Document:
+def fetch_status(client: AdminPortClient) -> Document:
     """Return what `GET /v1/status?by=client` gives. Raises AdminRefusal."""
     known = {"client_counts", "unbounded", "followed", "pipelines", "throttling"}
     path = f"/v1/status?by=client&limit={LIMIT}"
-    return address.document(path, known)
+    return client.document(path, known)
 
 
-def _watch(address: AdminPortClient, status: Document, console: Console) -> None:
+def _watch(client: AdminPortClient, status: Document, console: Console) -> None:
     order, view = "held", CLIENTS
     lost = ""
     next_s = time.monotonic() + STATUS_INTERVAL_S
@@ -92,7 +90,7 @@ def _watch(address: AdminPortClient, status: Document, console: Console) -> None
             order, view = ORDERS.get(key, order), VIEWS.get(key, view)
             if time.monotonic() >= next_s:
                 try:
-                    status, lost = fetch_status(address), ""
+                    status, lost = fetch_status(client), ""
                 except AdminRefusal as error:
                     lost = f"{error.problem}; trying again"
                 next_s = time.monotonic() + STATUS_INTERVAL_S
@@ -124,7 +122,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 def run_connections(
-    address: AdminPortClient, text: str, limit: int, *, console: Console | None = None
+    client: AdminPortClient, text: str, limit: int, *, console: Console | None = None
 ) -> None:
     """Print up to `limit` connections with `text` in what names them, most traffic first.
 
@@ -132,7 +130,7 @@ def run_connections(
     """
     query = urlencode({"filter": text, "limit": limit}, errors="surrogateescape")
     path = f"/v1/connections?{query}"
-    document = address.document(path, {"connections", "total", "matching"})
+    document = client.document(path, {"connections", "total", "matching"})
     print_wide(lambda width: _connection_table(document, width), console)
 
 
@@ -146,9 +144,9 @@ def _connection_table(document: Document, width: int) -> RenderableType:
     return Group(table, Text(f"{below}; {document['held']} held", "dim"))
 
 
-def run_tier(address: AdminPortClient, *, as_json: bool) -> None:
+def run_tier(client: AdminPortClient, *, as_json: bool) -> None:
     """Print the tier as a machine of it knows it. Raises AdminRefusal."""
-    tier = address.document(TIER_PATH, {"settled", "slots", "members", "machines"})
+    tier = client.document(TIER_PATH, {"settled", "slots", "members", "machines"})
     if as_json:
         Console().print_json(data=tier)
     else:
@@ -186,13 +184,13 @@ MACHINES = (
 )
 
 
-def change_throttling(address: AdminPortClient, **change: object) -> None:
+def change_throttling(client: AdminPortClient, **change: object) -> None:
     """Pause quotas, or enforce them again, and print what is in force then.
 
     `change` has the keys of the body of `POST /v1/throttling`. Raises AdminRefusal.
     """
     key, body = "throttling", {key: value for key, value in change.items() if value is not None}
-    throttling = address.document(THROTTLING_PATH, {key}, body)[key]
+    throttling = client.document(THROTTLING_PATH, {key}, body)[key]
     lines = [
         f"paused: {each['selector']} until {each['until']}, {each['left_s']:,.0f} s left"
         for each in throttling["paused"]
@@ -203,8 +201,8 @@ def change_throttling(address: AdminPortClient, **change: object) -> None:
         sys.stdout.write(f"{printable(line)}\n")
 
 
-def print_suggestions(address: AdminPortClient, since: str) -> None:
+def print_suggestions(client: AdminPortClient, since: str) -> None:
     """Print rules that would fit what was observed, as YAML. Raises AdminRefusal."""
     path = f"{SUGGESTIONS_PATH}?since={quote(since, safe='', errors='surrogateescape')}"
-    lines = address.document(path, {"yaml"})["yaml"].split("\n")
+    lines = client.document(path, {"yaml"})["yaml"].split("\n")
     sys.stdout.write("\n".join(map(printable, lines)))

@@ -242,14 +242,14 @@ def _calls(function: str, *names: str) -> Callable[[argparse.Namespace], None]:
 
     def command(options: argparse.Namespace) -> None:
         given = {name: getattr(options, name) for name in names}
-        module, address = (
+        module, client = (
             import_module(f"{__package__}.asking_commands"),
             admin_port_client(options),
         )
         try:
-            getattr(module, function)(address, **given)
+            getattr(module, function)(client, **given)
         except MISREAD as error:
-            raise address.no_proxy() from error
+            raise client.no_proxy() from error
 
     return command
 
