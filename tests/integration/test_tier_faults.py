@@ -163,7 +163,8 @@ def test_who_is_cut_off_from_kafka_sends_clients_away(tier: Tier) -> None:
             assert victim.metrics().value("ready", member=f"{victim.name}/0") == 0
             client.goes_on(DRAIN_S + SOON_S)
             until_shared(*tier.machines[:2])
-            assert victim.slots() == 0
+            # It may be reading slots that it was given before, for as long as it asks a broker.
+            until(lambda: victim.slots() == 0, "it owns nothing", SOON_S)
         finally:
             tier.way.mend()
         until_shared(*tier.machines, least=1)
