@@ -115,6 +115,10 @@ def _init(options: argparse.Namespace) -> None:
     if there and not options.force:
         what = f"init: {folder / there[0]} is there already, and stays as it is"
         raise BadValueError(what, "give another --dir, or --force to replace it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise BadValueError(f"init: {error.filename} is no folder", "give another --dir") from None
     _write(folder, files, replace=options.force)
     config = shlex.quote(str(folder / CONFIG_FILE))
     lines = [f"wrote {', '.join(str(folder / name) for name in files)}", "", "next:"]
@@ -133,11 +137,10 @@ def _init(options: argparse.Namespace) -> None:
 
 
 def _write(folder: Path, files: Mapping[str, str], *, replace: bool) -> None:
-    """Write files to a folder, which is made; one with a secret only its owner can read.
+    """Write files to a folder; one with a secret only its owner can read.
 
     Raises OSError, also where a file is there that is not to be replaced.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = folder / name
         if replace:

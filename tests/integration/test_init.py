@@ -164,12 +164,13 @@ def test_bad_options_write_nothing(tmp_path: Path, options: tuple[str, ...], mes
     assert names(tmp_path) == set()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_what_is_no_folder(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_text("")
-    code, out, err = quota_proxy("init", "--dir", tmp_path / "file" / "below")
-    assert (code, out) == (1, "")
-    assert str(tmp_path / "file") in err
-    assert "fix: " in err
+    code, out, err = quota_proxy("init", "--dir", tmp_path / folder)
+    assert (code, out) == (2, "")
+    assert f"{tmp_path / folder} is no folder" in err
+    assert "fix: give another --dir" in err
 
 
 def test_the_texts_of_the_files_are_safe_in_python_and_yaml(tmp_path: Path) -> None:
