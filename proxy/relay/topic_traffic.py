@@ -35,8 +35,8 @@ class TopicTraffic:
     """The topics of one connection, as far as its client has rules that name any."""
 
     __slots__ = (
-        *("_asked", "_asked_count", "_guessed", "_is_cut", "_names", "_read", "_sizes"),
-        *("_unread", "_written", "quotas", "session_id", "walks"),
+        *("_asked", "_asked_count", "_forgotten", "_guessed", "_is_cut", "_names", "_read"),
+        *("_session_id", "_sizes", "_unread", "_written", "asks_count", "quotas", "walks"),
     )
 
     def __init__(self, quotas: ClientQuotas, names: TopicNames, walks: Counter) -> None:
@@ -47,8 +47,12 @@ class TopicTraffic:
         self._asked: dict[TopicKey, set[int]] = {}
         """The partitions of the fetch session."""
         self._asked_count = 0
-        self.session_id = NO_SESSION
-        """What the latest response calls it."""
+        self._session_id = NO_SESSION
+        """Of it, as its broker calls it."""
+        self._forgotten: list[tuple[TopicKey, int]] = []
+        """What leaves it with the latest Fetch, if the broker takes that."""
+        self.asks_count = 0
+        """How often a Fetch was read."""
         self._is_cut = False
         """Whether it is not known as a whole: then it has what its responses have shown, too."""
         self._read: dict[TopicKey, None] = {}
@@ -67,6 +71,9 @@ class TopicTraffic:
 
         A session (KIP-227) has what its first request names, and what the others add to it.
         """
+        self.asks_count += 1
+        while self._forgotten:
+            self._keep(*self._forgotten.pop())
         try:
             ask = read_fetch_request(version, body)
         except (MalformedFrame, TooManyElements):
@@ -74,8 +81,8 @@ class TopicTraffic:
             return
         if ask.is_full:
             self._asked, self._asked_count, self._is_cut = {}, 0, False
-            self._read, self._guessed = {}, []
-        elif ask.session_id != self.session_id:  # begun on another connection
+            self._read, self._guessed, self._session_id = {}, [], NO_SESSION
+        elif ask.session_id != self._session_id:  # begun before, or on another connection
             self._guess(now_ms)
         latest: TopicKey | None = None
         for topic, index, _ in ask.positions:
@@ -86,16 +93,24 @@ class TopicTraffic:
                     self._show(topic, now_ms)
                 latest = topic
                 continue
-            known = self._asked.setdefault(topic, set())
-            self._asked_count += index not in known
-            known.add(index)
+            self._keep(topic, index)
         for topic, index in () if ask.is_full else ask.forgotten:
             known = self._asked.get(topic, set())
             if index in known:
+                self._forgotten.append((topic, index))
                 known.remove(index)
                 self._asked_count -= 1
                 if not known:
                     del self._asked[topic]
+
+    def _keep(self, topic: TopicKey, index: int) -> None:
+        known = self._asked.setdefault(topic, set())
+        self._asked_count += index not in known
+        known.add(index)
+
+    def answered(self, session_id: int) -> None:
+        """Record that the broker has taken the latest Fetch, and what it calls the session."""
+        self._session_id, self._forgotten = session_id, []
 
     def _guess(self, now_ms: float) -> None:
         """Take all that rules bound by topic for what the session may have."""
@@ -196,8 +211,8 @@ class TopicTraffic:
     def read(self, topic: TopicKey, size: int, now_ms: float) -> None:
         """Charge what a response has of a topic."""
         self._charge(CONSUMER_BYTE_RATE, topic, size, now_ms)
-        if self._is_cut:
-            self._guessed = []
+        if self._is_cut or topic not in self._asked:  # another connection may have added it
+            self._is_cut, self._guessed = True, []
             self._show(topic, now_ms)
 
     def meter_of(self, kind: QuotaKind, topic: TopicKey, now_ms: float) -> Meter | None:
@@ -224,10 +239,11 @@ class TopicTraffic:
 class TopicFetch(FetchObserver):
     """A Fetch whose response is walked for the bytes of its topics."""
 
-    __slots__ = ("_fetches", "_had", "_traffic")
+    __slots__ = ("_fetches", "_had", "_number", "_traffic")
 
     def __init__(self, traffic: TopicTraffic, fetches: Mapping[Meter, InFlightFetch]) -> None:
         self._traffic = traffic
+        self._number = traffic.asks_count
         self._fetches = fetches
         """What counts at the sensors' gates until the response has been walked."""
         self._had = dict.fromkeys(fetches, 0)
@@ -243,8 +259,9 @@ class TopicFetch(FetchObserver):
 
     def session(self, error_code: int, session_id: int) -> None:
         """See FetchObserver."""
-        if not error_code:
-            self._traffic.session_id = session_id
+        # Who has sent others meanwhile may have begun another session, or joined another one.
+        if not error_code and self._number == self._traffic.asks_count:
+            self._traffic.answered(session_id)
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""

@@ -29,6 +29,7 @@ BOUND = 1_000_000
 SLOW = Rule(topic="orders", bounds={CONSUMER: 1.0, PRODUCER: 1.0})
 """What is over it waits for longer than a test runs."""
 PLENTY = Rule(topic="orders", bounds={CONSUMER: 1e12, PRODUCER: 1e12})
+INVALID_FETCH_SESSION_EPOCH = 71
 
 
 def charged(lab, entity="topic=orders"):
@@ -199,6 +200,55 @@ async def test_a_session_that_another_connection_has_begun_waits_for_all_that_ow
         await client.frame()
         await until(lambda: charged(lab) == 5000)
         await (await lab.client()).send(fetch(2, epoch=1))
+        await until(lambda: waits(lab) == 1)
+
+
+async def begun_session(lab):
+    """Have a client begin a session for the topic, which owes then."""
+    client, broker = await lab.pair(fetch(1, "orders", epoch=0))
+    await broker.send(fetched(1, {"orders": 5000}))
+    await client.frame()
+    await until(lambda: charged(lab) == 5000)
+    return client, broker
+
+
+@pytest.mark.parametrize("epoch", [-1, 0], ids=["none", "another"])
+async def test_a_session_that_another_fetch_did_not_end_waits_for_all_that_owes(epoch):
+    """Else who asks for another topic in between reads it again as fast as it can."""
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await begun_session(lab)
+        other = fetch(2, "clicks", epoch=epoch)
+        await client.send(other + fetch(3, epoch=1))
+        assert await broker.frame() == other
+        await until(lambda: waits(lab) == 1)
+        await turns()
+        assert not broker.unread
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_what_a_broker_does_not_forget_is_waited_for(is_answered):
+    """Who names a wrong epoch is refused, and has the session that it had."""
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await begun_session(lab)
+        await client.send(fetch(2, epoch=9, forgotten=["orders"]))
+        await broker.frame()
+        if is_answered:
+            await broker.send(fetched(2, {}, error_code=INVALID_FETCH_SESSION_EPOCH))
+            await client.frame()
+        await client.send(fetch(3, epoch=1))
+        await until(lambda: waits(lab) == 1)
+        await turns()
+        assert not broker.unread
+
+
+async def test_what_another_connection_has_added_to_a_session_is_waited_for():
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await lab.pair(fetch(1, "clicks", epoch=0))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        await exchange(client, broker, fetch(2, epoch=1), fetched(2, {"orders": 5000}))
+        await until(lambda: charged(lab) == 5000)
+        await client.send(fetch(3, epoch=2))
         await until(lambda: waits(lab) == 1)
 
 

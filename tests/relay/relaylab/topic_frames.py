@@ -37,10 +37,11 @@ def fetch(number, *topics, version=BY_NAME, epoch=-1, forgotten=(), max_bytes=LE
     return frames.request(FETCH, version, number, body)
 
 
-def fetched(number, sizes, version=BY_NAME):
+def fetched(number, sizes, version=BY_NAME, error_code=0):
     """A response with one partition for each topic and size."""
     topic_of = APIS[FETCH].response.FetchableTopicResponse
     message = APIS[FETCH].response(
+        error_code=error_code,
         session_id=5,
         responses=[
             topic_of(
