@@ -311,10 +311,10 @@ class ClientQuotas:
         granted_bytes = asked_bytes
         for level in levels:
             gate, before_bytes = level.meter.gate, granted_bytes
-            granted_bytes = gate.grant(before_bytes, now_ms)
-            if granted_bytes < before_bytes:
-                path = level.path_of(self._key)
-                granted_bytes = gate.whole(granted_bytes, sizes, path, now_ms)
+            is_behind = gate.is_behind(level.path_of(self._key))
+            granted_bytes = gate.grant(before_bytes, now_ms, is_behind=is_behind)
+            if granted_bytes < before_bytes and not is_behind:
+                granted_bytes = gate.whole(granted_bytes, sizes, now_ms)
             if not holds:
                 granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
         return granted_bytes

@@ -274,14 +274,21 @@ class Gate:
             waiter.gate = None
             waiter.wake(-math.inf)
 
-    def grant(self, asked_bytes: int, now_ms: float) -> int:
-        """Return how many bytes a Fetch may ask for: `asked_bytes` or less, above 0."""
+    def is_behind(self, client: TurnPath) -> bool:
+        """Return whether a client's turn came late for its share, while others wait."""
+        return self.waiting > 0 and self.turns.is_behind(client)
+
+    def grant(self, asked_bytes: int, now_ms: float, *, is_behind: bool = False) -> int:
+        """Return how many bytes a Fetch may ask for: `asked_bytes` or less, above 0.
+
+        How many connections others have makes no difference to a client that `is_behind`.
+        """
         if self._expected:
             self._expire(now_ms)
         pacer = self._pacer
         connections = self.under_way + self.waiting + 1
         bytes_per_ms = pacer.bound / MS_PER_SECOND
-        most_ms = TURNS_ROUND_MS / connections
+        most_ms = self.grant_ms if is_behind else TURNS_ROUND_MS / connections
         most = bytes_per_ms * (most_ms if most_ms < self.grant_ms else self.grant_ms)
         if pacer.due_ms - now_ms > LARGE_DEBT_MS:
             most *= REPAYING_SHARE
@@ -292,17 +299,15 @@ class Gate:
             return asked_bytes
         return min(asked_bytes, int(max(most, LEAST_GRANT_BYTES)))
 
-    def whole(self, granted_bytes: int, sizes: FetchSizes, client: TurnPath, now_ms: float) -> int:
+    def whole(self, granted_bytes: int, sizes: FetchSizes, now_ms: float) -> int:
         """Return `granted_bytes`, or what brings one record batch if few would fit into that.
 
-        Not while its clients lag behind their bound, or this one behind its share.
+        Not while its clients lag behind their bound.
         """
         are_many = granted_bytes >= FEW_BATCHES * sizes.batch_bytes
         learns_ms = max(sizes.known_until_ms, self._learns_ms) if sizes.batch_bytes else now_ms
         is_pacing = self._pacer.is_pacing
         if not is_pacing or self.lags(now_ms) or (are_many and now_ms < learns_ms):
-            return granted_bytes
-        if self.waiting and self.turns.is_behind(client):
             return granted_bytes
         if are_many:
             self._learns_ms = now_ms + LEARN_EVERY_MS

@@ -9,6 +9,7 @@ is a member of the group around it (H-PFQ: Bennett and Zhang, 1996). Connections
 their turns in the order in which they came.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -66,8 +67,10 @@ class _TurnTaker:
     """In bytes for a weight of 1, as if it had always wanted its share."""
     served_ms: float
     """Until when its guarantee is served."""
+    began: float = math.inf
+    """What it had when its last turn began."""
     turn_bytes: float = 0.0
-    """What its last turn has brought so far."""
+    """What that has brought so far."""
     is_by_guarantee: bool = False
     """Whether that turn was for its guarantee."""
 
@@ -129,7 +132,7 @@ class FairOrder:
         member = self._members.pop(key, None) or _TurnTaker(self._level, now_ms)
         self._members[key] = member
         self._largest *= TURN_DECAY
-        member.turn_bytes = 0.0
+        member.began, member.turn_bytes = member.had, 0.0
         member.is_by_guarantee = step.guaranteed > 0 and member.served_ms <= now_ms
         if member.is_by_guarantee:
             member.served_ms = max(member.served_ms, now_ms - LATE_GUARANTEE_MS)
@@ -155,9 +158,9 @@ class FairOrder:
             self._enter(step, member.had)
 
     def is_behind(self, step: TurnMember) -> bool:
-        """Return whether it gets less than its share, or wants less."""
+        """Return whether it had less than its share when its turn came."""
         member = self._members.get(step.key)
-        return member is not None and member.had < self._level - TURN_BYTES / 2 / step.weight
+        return member is not None and member.began < self._level - TURN_BYTES / 2 / step.weight
 
     def _enter(self, step: TurnMember, had: float) -> None:
         key, number = step.key, next(self._numbers)
@@ -255,7 +258,7 @@ class Turns(Generic[W]):
         return sum(len(each.lines) if isinstance(each, Turns) else 1 for each in lines)
 
     def is_behind(self, path: TurnPath) -> bool:
-        """Return whether a client gets less than its share, or wants less, while others wait."""
+        """Return whether a client had less than its share when its turn came; others wait."""
         groups = zip(self._groups(path), path, strict=False)
         return any(group.order.is_behind(step) for group, step in groups)
 

@@ -17,6 +17,8 @@ from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, RuleTable
 NEAR = {"rel": 0.05}
 SMALL = 60_000
 """Of answers: so little that one connection moves 27 MB/s at most."""
+ASKED_MS = 7.0
+"""Later a client with one connection has asked, and does not wait for its turn at that moment."""
 
 
 class Rows:
@@ -68,7 +70,8 @@ def test_backlogged_clients_have_their_shares_and_wait_for_their_turns():
 
 
 def test_who_wants_less_lends_and_the_others_borrow():
-    rows = shown(etl(), rule("n1"), rule("n2"), reads={"etl": (1, SMALL), "n1": 8, "n2": 8})
+    reads = {"etl": (1, SMALL), "n1": 8, "n2": 8}
+    rows = shown(etl(), rule("n1"), rule("n2"), reads=reads, until_ms=END_MS + ASKED_MS)
     assert rows.part("etl").lent == pytest.approx(120 * MB - rows.by_client["etl"].rate)
     assert rows.part("etl").borrowed == 0
     assert rows.part("etl").waits_for is None

@@ -225,7 +225,6 @@ def test_a_grant_counts_until_its_response_and_not_for_long(end):
 
 BATCH = 30_000
 ONE = LEAST_GRANT_BYTES
-ME = (None, "me")
 
 
 @pytest.mark.parametrize(
@@ -242,9 +241,9 @@ def test_a_fetch_that_few_batches_fit_into_brings_one(batch_bytes, granted, hold
     sizes = FetchSizes()
     if batch_bytes is not None:
         world.gate.expect(sizes, 0.0, ONE, holds=holds).answered(batch_bytes)
-    assert world.gate.whole(UNDER_WAY, sizes, ME, 0.0) == granted
-    assert world.gate.whole(UNDER_WAY, sizes, ME, BATCH_KNOWN_MS) == ONE, "it is asked for again"
-    assert world.gate.whole(100, sizes, ME, 0.0) == 100
+    assert world.gate.whole(UNDER_WAY, sizes, 0.0) == granted
+    assert world.gate.whole(UNDER_WAY, sizes, BATCH_KNOWN_MS) == ONE, "it is asked for again"
+    assert world.gate.whole(100, sizes, 0.0) == 100
 
 
 def test_batches_of_many_sizes_count_as_large_ones():
@@ -258,8 +257,8 @@ def test_a_client_that_lags_behind_its_bound_is_not_limited_to_one_batch():
     """From a broker far away one batch at a time may be less than the bound."""
     world = GateWorld(owed_ms=1.0)
     world.pacer.burst_ms = 500.0
-    assert world.gate.whole(UNDER_WAY, FetchSizes(), ME, 251.0) == ONE
-    assert world.gate.whole(UNDER_WAY, FetchSizes(), ME, 252.0) == UNDER_WAY
+    assert world.gate.whole(UNDER_WAY, FetchSizes(), 251.0) == ONE
+    assert world.gate.whole(UNDER_WAY, FetchSizes(), 252.0) == UNDER_WAY
     world.expect(UNDER_WAY)
-    assert world.gate.whole(UNDER_WAY, FetchSizes(), ME, 252.0) == ONE, "that is under way"
-    assert GateWorld().gate.whole(UNDER_WAY, FetchSizes(), ME, 0.0) == UNDER_WAY, "not held"
+    assert world.gate.whole(UNDER_WAY, FetchSizes(), 252.0) == ONE, "that is under way"
+    assert GateWorld().gate.whole(UNDER_WAY, FetchSizes(), 0.0) == UNDER_WAY, "not held"
