@@ -65,7 +65,9 @@ class Login:
         if text and self._clock_s() - at_s < LOGIN_RETRY_S:
             raise UpstreamError(LOGIN_REFUSED, text)
 
-    def refused(self, broker: Address, error_code: int, said: str | None = None) -> UpstreamError:
+    def refused(
+        self, who: Credentials, broker: Address, error_code: int, said: str | None = None
+    ) -> UpstreamError:
         """Record that the broker refused; return what to raise: whom, why, and how to mend it.
 
         `error_code` is 0 where what answers does not know the user. `said`: its own words, or with
@@ -82,9 +84,10 @@ class Login:
             reason = "this port takes no logins"
             fix = "name a SASL listener's port in cluster.bootstrap_servers, or remove cluster.sasl"
         host, port = broker
-        user, mechanism = self.credentials.username, self.credentials.mechanism
+        user, mechanism = who.username, who.mechanism
         text = f'{host}:{port}: login of user "{user}" by {mechanism} refused: {reason}; {fix}'
-        self._refusals[broker] = text, self._clock_s()
+        if who.password == self.credentials.password:  # else it was renewed meanwhile
+            self._refusals[broker] = text, self._clock_s()
         self._on_refused()
         return UpstreamError(LOGIN_REFUSED, text)
 
@@ -97,7 +100,8 @@ class Login:
         credentials = self.credentials
         answer = yield SaslHandshakeRequest[HANDSHAKE_VERSION](mechanism=credentials.mechanism)
         if answer.error_code:
-            raise self.refused(broker, answer.error_code, ", ".join(answer.mechanisms))
+            offered = ", ".join(answer.mechanisms)
+            raise self.refused(credentials, broker, answer.error_code, offered)
         tokens = _tokens(credentials)
         received: bytes | None = None
         while True:
@@ -107,10 +111,10 @@ class Login:
                 break
             except Exception as error:  # who knows what answers at that address
                 said = f"the broker does not prove that it knows the password ({error!r})"
-                raise self.refused(broker, 0, said) from error
+                raise self.refused(credentials, broker, 0, said) from error
             answer = yield SaslAuthenticateRequest[AUTHENTICATE_VERSION](auth_bytes=token)
             if answer.error_code:
-                raise self.refused(broker, answer.error_code, answer.error_message)
+                raise self.refused(credentials, broker, answer.error_code, answer.error_message)
             received = bytes(answer.auth_bytes)
         self._refusals.pop(broker, None)
         yield None

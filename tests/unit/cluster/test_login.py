@@ -169,7 +169,7 @@ def test_a_wrong_signature_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_refused_is_left_alone_for_a_while(refusals: Refusals) -> None:
-    refused = refusals.login.refused(BROKER, 58, "no")
+    refused = refusals.login.refused(refusals.login.credentials, BROKER, 58, "no")
     refusals.login.check(OTHER)
     refusals.now_s = LOGIN_RETRY_S - 0.1
     with pytest.raises(UpstreamError) as caught:
@@ -181,7 +181,7 @@ def test_who_refused_is_left_alone_for_a_while(refusals: Refusals) -> None:
 
 
 def test_another_password_is_tried_at_once(refusals: Refusals) -> None:
-    refusals.login.refused(BROKER, 58, "no")
+    refusals.login.refused(refusals.login.credentials, BROKER, 58, "no")
     refusals.login.renew(PASSWORD)
     with pytest.raises(UpstreamError):
         refusals.login.check(BROKER)
@@ -190,6 +190,17 @@ def test_another_password_is_tried_at_once(refusals: Refusals) -> None:
     exchange = refusals.login.exchange(BROKER)
     next(exchange)
     assert exchange.send(offered("PLAIN")).auth_bytes == b"user\0user\0crayon"
+
+
+def test_a_refusal_of_the_password_before_does_not_count_for_the_next_one(
+    refusals: Refusals,
+) -> None:
+    """A login takes a while: the file with the password may change meanwhile."""
+    exchange = begun(refusals.login)
+    refusals.login.renew("crayon")
+    with pytest.raises(UpstreamError):
+        exchange.send(said(error_code=58, message="no"))
+    refusals.login.check(BROKER)
 
 
 def test_the_password_is_not_shown(refusals: Refusals) -> None:
