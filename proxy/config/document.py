@@ -66,6 +66,7 @@ _YAML_FIXES: Final = {
     "undefined alias": "define the anchor (&name) before its use (*name)",
     "expected a single document": 'remove the line "---" and what follows it',
     "could not determine a constructor": "remove the word that begins with !",
+    "half a character": "write the character itself, or all of it: \\U0001F600",
 }
 """How to mend what PyYAML complains of, by a piece of its message; the first that fits."""
 
@@ -160,8 +161,8 @@ class _DocumentReader(Composer, SafeConstructor, Resolver):
             return [self._build(item, (*loc, index)) for index, item in enumerate(node.value)]
         try:
             value: object = self.construct_object(node)
-        except ValueError:
-            # PyYAML lets int() and float() speak, for instance of `!!int x`.
+        except (ValueError, LookupError, AttributeError):
+            # What PyYAML itself fails over, for instance with `!!int x` or `!!bool x`.
             problem = f"{shown(node.value)} does not fit its type", "correct it or put it in quotes"
             raise ConfigError([document.problem(loc, *problem)]) from None
         if value is None and loc:
@@ -208,6 +209,13 @@ class _Loader(_DocumentReader, CParser):
 
 class _SlowLoader(_DocumentReader, yaml.SafeLoader):
     """Parses in Python, which says better what is wrong with a file."""
+
+    def compose_scalar_node(self, anchor: dict[str, yaml.Node]) -> yaml.ScalarNode:
+        """Refuse half a character, a surrogate, as libyaml does: no client could send it."""
+        node = super().compose_scalar_node(anchor)
+        if any("\ud800" <= char <= "\udfff" for char in node.value):
+            raise yaml.composer.ComposerError(None, None, "found half a character", node.start_mark)
+        return node
 
 
 def read_document(path: Path) -> YamlDocument:

@@ -27,7 +27,7 @@ BUDGETS = {
     "proxy/onboarding": Budget(976, 700),
     "proxy/queries": Budget(798, 650),
     "proxy/admin": Budget(6246, 4250),
-    "proxy/config": Budget(2606, 2150),
+    "proxy/config": Budget(2614, 2150),
     "proxy/relay": Budget(6777, 4300),
     "proxy/usage": Budget(997, 980),
     "proxy/pipeline": Budget(3094, 2700),
