@@ -159,6 +159,12 @@ def _uuid(text: str) -> str:
         raise ValueError("is not a UUID") from None
 
 
+def _whole(number: float) -> float:
+    if number % 1:
+        raise ValueError("is no whole number")
+    return number
+
+
 def _timestamp_ms(value: object) -> float:
     # Pydantic would take seconds as a number, or as the digits of one.
     time = datetime.fromisoformat(value) if isinstance(value, str) else None
@@ -178,6 +184,9 @@ Partition = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 """Its number in its only spelling: any other would name one partition twice."""
 
 Figure = Annotated[int, Field(ge=0, le=MAX_INT64)]
+WholeMilliseconds = Annotated[float, Field(ge=0, le=float(MAX_INT64)), AfterValidator(_whole)]
+"""As Spark counts them: a part of one would be next to nothing to divide by."""
+
 Offsets = Annotated[
     dict[Topic, Annotated[dict[Partition, Figure], Field(fail_fast=True)]], Field(fail_fast=True)
 ]
@@ -292,7 +301,7 @@ class TriggerReport(_Part):
     """When a run plans its batches."""
 
     kind: Annotated[TriggerKind, Field(strict=False)]
-    interval_ms: Annotated[float, Field(ge=0, le=float(MAX_INT64))] | None = None
+    interval_ms: WholeMilliseconds | None = None
     """Between the starts of two batches, or between two checkpoints; 0: as fast as it can."""
 
 

@@ -132,6 +132,7 @@ def test_a_trigger_that_is_not_known_is_another_one():
         pytest.param({"is_waiting": 1}, id="neither true nor false"),
         pytest.param({"trigger": {"kind": 5}}, id="a trigger by number"),
         pytest.param({"trigger": {"kind": "once", "interval_ms": -1}}, id="a negative interval"),
+        pytest.param({"trigger": {"kind": "once", "interval_ms": 5e-324}}, id="next to nothing"),
         pytest.param({"trigger": "once"}, id="a trigger in words"),
     ],
 )
