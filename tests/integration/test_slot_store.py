@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -680,6 +680,40 @@ def test_the_common_slot_changes_hands(opened, group):
     stores["one"].release([COMMON])
     time.sleep(1.0)
     assert values(stores["one"]) == {"quotas/0": 5}
+
+
+def test_a_topic_that_was_made_anew_gets_all_that_there_was(kafka, name, opened, group):
+    one, two = opened("one"), opened("two")
+    two.follow_common(lambda _keys: None)
+    (mine, theirs) = group.generation("one", "two")
+    one.take(range(4), mine)
+    two.take(range(4, 8), theirs)
+    for number in range(3):
+        one.put_many([Record.of(f"a/{slot}", number) for slot in range(4)])
+        two.put_many([Record.of(f"a/{slot}", number) for slot in range(4, 8)])
+    until(lambda: two.get("a/0").value == 2, "the common slot is followed")
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        admin.delete_topics([name])[name].result(PATIENCE_S)
+    until(lambda: name not in topics(kafka), "it is gone")
+    opened("three")  # which makes it
+    for store in (one, two):
+        slot = min(store.slots.taken)
+        # The first write finds that it is another topic, and the second one has all.
+        store.put(f"b/{slot}", "first")
+        store.put(f"b/{slot}", "second")
+    until(lambda: two.get("b/0") is not None, "the common slot is followed again")
+    one.close()
+    two.close()
+    (fence,) = group.generation("four")
+    four = opened("four")
+    four.take(range(SLOTS), fence)
+    assert values(four, "a/") == {f"a/{slot}": 2 for slot in range(SLOTS)}
+    assert values(four, "b/") == {"b/0": "second", "b/4": "second"}
+
+
+def topics(kafka: EmbeddedBroker) -> Collection[str]:
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        return admin.list_topics(timeout=PATIENCE_S).topics
 
 
 # Brokers that are away

@@ -8,6 +8,7 @@ from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
+from kafka.errors import OffsetOutOfRangeError
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
@@ -75,7 +76,8 @@ class SlotStore(Store):
     transaction, and when it returned the brokers have it (acks=all). While no broker answers writes
     fail, after `timeout_s` with all attempts, and a later one works again. A write that is reported
     as failed since the answer to its commit was lost is undone by the next write that works, or by
-    `close`; a crash before that may leave it.
+    `close`; a crash before that may leave it. A write that finds that the topic was made anew has
+    the next one write all records of the slots that were taken.
 
     Writes count only while the group of the tier has this machine in the generation of the newest
     fence; during a change of generation they wait for the next fence. They raise StateError for a
@@ -248,7 +250,10 @@ class SlotStore(Store):
         if isinstance(error, NotYetError):
             return error.fix
         if not isinstance(error, RefusedError):
-            return "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
+            return (
+                "check that the brokers are up, that the topic is there, and "
+                "cluster.bootstrap_servers, tls and sasl"
+            )
         topic = self._topic.name
         if error.error_code in FORBIDDEN:
             return (
@@ -309,9 +314,16 @@ class SlotStore(Store):
         self._uncertain |= changes.keys()
         async with self._topic.within(limit_s):
             await self._producer.write(changes)
+        positions = {slot: self._producer.positions[slot] for slot, _ in changes}
+        if any(at <= self._positions[slot] for slot, at in positions.items()):
+            text = "the topic of the state has lost what was in it: all is written to it again"
+            _log.error(text, topic=self._topic.name)
+            self._uncertain |= {self.slots.place(each.key) for each in self.slots.items("")}
+            self._uncertain |= self.slots.misplaced().keys()
+            self._positions = dict.fromkeys((*self.slots.taken, self._common), 0)
         self._uncertain -= changes.keys()
         self.slots.change(changes)
-        self._positions |= {slot: self._producer.positions[slot] for slot, _ in changes}
+        self._positions |= positions
 
     async def _open(self) -> None:
         await self._reading.ensure(self._timeout_s)
@@ -448,7 +460,14 @@ class SlotStore(Store):
         began = self._positions[common]
         positions = {common: began}
         async with topic.within(FOLLOW_LIMIT_S):
-            parts = await topic.retry(partial(topic.fetch, {common: began}))
+            try:
+                parts = await topic.retry(partial(topic.fetch, {common: began}))
+            except RefusedError as error:
+                if error.error_code != OffsetOutOfRangeError.errno:
+                    raise
+                # It was made anew; who has the slot writes to it all that there was.
+                self._positions |= await topic.offsets((common,), EARLIEST)
+                return
         found = dict(
             each for part in parts for each in committed_messages(topic.name, part, positions)
         )
