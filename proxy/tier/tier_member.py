@@ -29,7 +29,7 @@ from proxy.state import Document, StateError, Store
 from proxy.tasks import end_tasks
 from proxy.tier.budget_exchanges import BudgetExchanges
 from proxy.tier.group.group_documents import Assignment, Subscription
-from proxy.tier.group.group_member import GroupMember, until_vacant
+from proxy.tier.group.group_member import GroupMember, group_beside, until_vacant
 from proxy.tier.key_rules import TierRules
 from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peer_client import PeerClient, Target
@@ -206,6 +206,12 @@ class TierMember:
                 left = await until_vacant(client, self._group_id, self.name, RELEASE_TIMEOUT_S)
                 if not left:
                     _log.warning("the proxy to be replaced is still in the tier")
+            topic = self._config.state.topic
+            brokers = [(broker.host, broker.port) for broker in metadata.brokers]
+            other = await group_beside(client, self._group_id, topic, brokers)
+            if other is not None:
+                text = f"topic {topic} holds the state of another tier, with members in {other}"
+                raise StateError(text, "name another topic as state.topic, or stop that tier")
         except UpstreamError as error:
             fix = "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
             raise StateError(f"tier {self._tier} cannot be joined: {error}", fix) from error

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import yaml
 from support.clients import CLIENTS, Access, Client, Librdkafka, Read
-from support.operating import call, quota_proxy
+from support.operating import call, quota_proxy, running
 from support.proxy_process import until
 from support.raw import RawClient, fetch, produce
 from support.tier import (
@@ -255,3 +256,18 @@ def test_the_topic_of_a_single_proxy_is_refused(
     code, _, errors = quota_proxy("run", "-c", file)
     assert code == 1
     assert "name another topic as state.topic" in errors
+
+
+def test_the_topic_of_another_tier_is_refused_while_that_has_members(
+    kafka: EmbeddedBroker, tmp_path: Path
+) -> None:
+    first, second = (f"tier-{uuid4().hex[:8]}" for _ in range(2))
+    settings = tier_config(kafka.bootstrap, second, "a")
+    settings["state"]["topic"] = f"{first}-state"
+    other = TierMachine(settings, tmp_path / "other")
+    with running(TierMachine(tier_config(kafka.bootstrap, first, "a"), tmp_path / "one")):
+        code, _, errors = quota_proxy("run", "-c", other.config_file)
+        assert code == 1
+        assert f"another tier, with members in quota-proxy-tier-{first}" in errors
+    with running(other):  # as after another name for the tier
+        until_shared(other)

@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(556, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1338, 650),
-    "proxy/tier": Budget(4222, 2350),
+    "proxy/tier": Budget(4271, 2350),
     "proxy/onboarding": Budget(976, 700),
     "proxy/queries": Budget(798, 650),
     "proxy/admin": Budget(6246, 4250),

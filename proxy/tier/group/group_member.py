@@ -6,15 +6,16 @@ the session of a member that died, and all the while the coordinator has to hear
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
-from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
+from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError, name_of
 from proxy.state import GroupFence
 from proxy.tier.slot_balance import Placement, placed_slots
 
@@ -23,6 +24,7 @@ from .group_documents import NO_GENERATION, Assignment, FormError, RefusedMember
 from .group_protocol import (
     MEMBER_ID_REQUIRED,
     NO_MEMBER_ID,
+    PROTOCOL_TYPE,
     REBALANCE_IN_PROGRESS,
     Meaning,
     describe_request,
@@ -30,6 +32,7 @@ from .group_protocol import (
     heartbeat_request,
     join_request,
     leave_request,
+    list_request,
     meaning_of,
     sync_request,
 )
@@ -511,3 +514,37 @@ async def until_vacant(client: KafkaClient, group_id: str, name: str, limit_s: f
             await client.retry(look)
             return True
     return False
+
+
+async def group_beside(
+    client: KafkaClient, group_id: str, state_topic: str, brokers: Iterable[Address]
+) -> str | None:
+    """Return another tier's group whose members keep their state in this topic.
+
+    None: these brokers know of no such group, in ANSWER_LIMIT_S, or of members of this tier: they
+    were there before.
+    """
+    members: dict[str, list[Any]] = {}
+
+    async def look(broker: Address) -> None:
+        with suppress(UpstreamError):
+            listed = (await client.ask(list_request(), broker)).groups
+            tiers = [each.group_id for each in listed if each.protocol_type == PROTOCOL_TYPE]
+            described = (await client.ask(describe_request(*tiers), broker)).groups
+            members.update((each.group_id, each.members) for each in described)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ANSWER_LIMIT_S):
+            await asyncio.gather(*map(look, brokers))
+    if members.pop(group_id, None):
+        return None
+    for group, each in members.items():
+        if any(_state_topic_of(member.member_metadata) == state_topic for member in each):
+            return group
+    return None
+
+
+def _state_topic_of(metadata: bytes) -> str | None:
+    with suppress(FormError):
+        return Subscription.decode(metadata).state_topic
+    return None

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import Any
 
 from kafka import errors
-from kafka.protocol.admin import DescribeGroupsRequest
+from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.consumer import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -30,6 +30,7 @@ JOIN_VERSION = 5
 SYNC_VERSION = 3
 HEARTBEAT_VERSION = 3
 LEAVE_VERSION = 3
+LIST_GROUPS_VERSION = 2
 DESCRIBE_GROUPS_VERSION = 4
 """The first that tells names (group.instance.id). Since Kafka 2.4."""
 
@@ -139,9 +140,14 @@ def leave_request(fence: GroupFence) -> Any:
     )
 
 
-def describe_request(group_id: str) -> Any:
-    """Return the request for the members of a group."""
-    return DescribeGroupsRequest[DESCRIBE_GROUPS_VERSION](groups=[group_id])
+def list_request() -> Any:
+    """Return the request for the groups that a broker coordinates."""
+    return ListGroupsRequest[LIST_GROUPS_VERSION]()
+
+
+def describe_request(*group_ids: str) -> Any:
+    """Return the request for the members of groups."""
+    return DescribeGroupsRequest[DESCRIBE_GROUPS_VERSION](groups=list(group_ids))
 
 
 def _place_in(fence: GroupFence) -> dict[str, Any]:
