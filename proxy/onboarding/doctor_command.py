@@ -42,6 +42,7 @@ from proxy.onboarding.checkup import (
     progress_of,
     query_or_unlisted,
 )
+from proxy.onboarding.init_command import parse_topic_name
 from proxy.quota.rules import RuleTable
 from proxy.quota.scheduled_rules import ScheduledSettings
 
@@ -67,7 +68,7 @@ def add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     config_help = "the YAML file that the proxy runs with"
     doctor.add_argument("-c", "--config", type=Path, required=True, help=config_help)
     topic_help = "a topic that it reads (default: those that the proxy knows of it)"
-    doctor.add_argument("--topic", help=topic_help)
+    doctor.add_argument("--topic", type=parse_topic_name, help=topic_help)
     doctor.set_defaults(command=_doctor)
 
 

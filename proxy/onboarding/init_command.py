@@ -62,9 +62,9 @@ def add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     """Add `init`."""
     init = commands.add_parser("init", help="write a configuration, tokens and a Spark job")
     spark_help = "also write job.py, a streaming query of this name, with its rule and token"
-    init.add_argument("--spark", type=_name, metavar="NAME", help=spark_help)
+    init.add_argument("--spark", type=parse_topic_name, metavar="NAME", help=spark_help)
     topic_help = "what the query reads (default: the topic NAME)"
-    init.add_argument("--topic", type=_name, help=topic_help)
+    init.add_argument("--topic", type=parse_topic_name, help=topic_help)
     servers_help = "brokers to begin with, HOST:PORT,... (default: localhost:9092)"
     init.add_argument(
         "--bootstrap-servers", type=_servers, default="localhost:9092", help=servers_help
@@ -94,11 +94,10 @@ def _servers(text: str) -> list[HostPort]:
     return [_parsed_by(parse_endpoint)(server) for server in text.split(",")]
 
 
-def _name(text: str) -> str:
+def parse_topic_name(text: str) -> str:
     """Parse the name of a query that a topic, a client id and a group can have, too."""
     if not TOPIC_NAME.fullmatch(text):
-        fix = "write letters, digits and characters of ._-"
-        raise argparse.ArgumentTypeError(f"{text!r} is no name; fix: {fix}")
+        raise argparse.ArgumentTypeError(f"{text!r} is no name; fix: use letters, digits and ._-")
     return text
 
 

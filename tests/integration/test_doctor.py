@@ -264,6 +264,9 @@ def test_bad_usage(clinic: Callable[..., Clinic], tmp_path: Path) -> None:
     token = ("--url", seen.process.admin_url, "--token-file", tmp_path / "none")
     code, _, err = quota_proxy("doctor", NAME, "-c", seen.process.config_file, *token)
     assert (code, f"--token-file {tmp_path / 'none'}: " in err) == (2, True)
+    for name in ("", "a b", "x" * 40_000):
+        code, _, err = quota_proxy("doctor", NAME, "-c", seen.process.config_file, "--topic", name)
+        assert (code, "is no name" in err) == (2, True)
 
 
 def test_where_reading_needs_a_token_the_configuration_s_own_is_shown(
