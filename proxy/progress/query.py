@@ -41,6 +41,9 @@ STUCK_AFTER_MS = 300_000.0
 
 MAX_QUERIES = 10_000
 
+MAX_OTHER_PARTITIONS = 100_000
+"""Of all queries together that no configuration names; each takes some 2 KB."""
+
 MAX_ERROR_SHOWN = 1000
 """Characters of a failure, of a run or of a commit: as many as the listener sends."""
 
@@ -78,8 +81,17 @@ class ProgressSettings:
     queries: tuple[QuerySettings, ...] = ()
     max_queries: int = MAX_QUERIES
     """With those that only reports or rules name, 1 or more; configured ones are all followed."""
+    max_other_partitions: int = MAX_OTHER_PARTITIONS
+    """Of the queries that are not configured, together."""
     answers_lookups: bool = True
     """Whether look-ups of executors are answered from what was fetched just before."""
+
+
+@dataclass(slots=True)
+class PartitionRoom:
+    """How many more partitions may be followed of the queries that are not configured."""
+
+    left: int = MAX_OTHER_PARTITIONS
 
 
 @dataclass(slots=True)
@@ -125,8 +137,10 @@ class QueryProgress(ChangeLog):
         client_id: str,
         on_event: OnEvent,
         changed: Callable[["QueryProgress", TopicPartition], None],
+        room: PartitionRoom | None = None,
     ) -> None:
         super().__init__(client_id, on_event, partial(changed, self))
+        self._room = room or PartitionRoom()
         self.client_id = client_id
         self.settings: QuerySettings | None = None
         self.commit = GroupState()
@@ -251,14 +265,18 @@ class QueryProgress(ChangeLog):
             progress.log.record_start(offset)
 
     def open(self, topic: str, partition: int, now_ms: float) -> PartitionProgress | None:
-        """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
+        """Return a partition, made when it is new; None: there is no room."""
         progress = self.partitions.get((topic, partition))
-        if progress is None and len(self.partitions) < MAX_PARTITIONS:
+        has_room = self.settings is not None or self._room.left > 0
+        if progress is None and has_room and len(self.partitions) < MAX_PARTITIONS:
             progress = PartitionProgress(topic, partition, self)
             self.partitions[topic, partition] = progress
+            self._room.left -= self.settings is None
         elif progress is None and not self._too_many:
             self._too_many = True
             text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
+            if not has_room:
+                text = "no room for more partitions: name the query under queries"
             self.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 

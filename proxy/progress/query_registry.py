@@ -21,11 +21,13 @@ from .log_edges import max_end_age_ms
 from .partition import PartitionProgress, check_range
 from .progress_records import FORMAT, ProgressRecord, ReadRecords
 from .query import (
+    LIVE_MS,
     MAX_ERROR_SHOWN,
     MAX_PARTITIONS,
     STUCK_AFTER_MS,
     AcceptedReport,
     GroupState,
+    PartitionRoom,
     ProgressSettings,
     QueryProgress,
 )
@@ -90,6 +92,7 @@ class QueryRegistry:
         """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
         self._senders: dict[str, ReportNumbers] = {}
         """By id, those that reported; the one that did last is last."""
+        self._room = PartitionRoom(settings.max_other_partitions)
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
         """Of the partitions that the cluster is asked for; those since gone are still there."""
         self.generation = 0
@@ -262,7 +265,9 @@ class QueryRegistry:
         self._labels[label] = query
 
     def _make(self, client_id: str) -> QueryProgress:
-        query = self._queries[client_id] = QueryProgress(client_id, self._on_event, self._changed)
+        query = self._queries[client_id] = QueryProgress(
+            client_id, self._on_event, self._changed, self._room
+        )
         self.generation += 1
         self.relabel(query)
         return query
@@ -443,6 +448,8 @@ class QueryRegistry:
         Between two steps, here and below, other calls may come.
         """
         self.now_ms = now_ms
+        others = (len(each.partitions) for each in self.queries if each.settings is None)
+        self._room.left = self._settings.max_other_partitions - sum(others)
         for query in self.queries:
             if self._queries.get(query.client_id) is not query:  # it went since the sweep began
                 continue
@@ -451,6 +458,10 @@ class QueryRegistry:
                 query.first_sweep_ms = now_ms
             elif settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
                 self.forget(query, "it was away for long")
+                continue
+            elif settings is None and self._room.left <= 0 and now_ms - seen_ms >= LIVE_MS:
+                self._room.left += len(query.partitions)
+                self.forget(query, "others needed the room")
                 continue
             stuck_after_ms = settings.stuck_after_ms if settings else STUCK_AFTER_MS
             yield from query.sweeping(now_ms, stuck_after_ms)

@@ -1,6 +1,7 @@
 """The book of queries: reports in order and out of it, runs, labels, bounds; all or nothing."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -423,6 +424,28 @@ def test_too_many_partitions_of_a_query_are_refused_and_otherwise_noted(world, d
         Client(world).ask(0, partition=partition)
     (note,) = world.events
     assert (note.kind, note.at_ms) == ("too_many", world.now_ms)
+
+
+def test_queries_that_no_configuration_names_have_so_many_partitions_together():
+    world = ProgressWorld(replace(configured("orders"), max_other_partitions=3))
+    names = "one", "two", "three"
+    made_up = [world.driver(name=name, query_id=uuid(name), sender=uuid(name)) for name in names]
+    world.known |= set(names)
+    for driver in made_up[:2]:
+        driver.batch(None, {0: 5, 1: 5})
+    assert [len(world.query(each).partitions) for each in ("one", "two")] == [2, 1]
+    world.driver().batch(None, dict.fromkeys(range(5), 5))
+    assert len(world.query().partitions) == 5
+    world.wait(LIVE_MS / 2)
+    made_up[1].batch({0: 5}, {0: 6})
+    made_up[2].batch(None, 5)
+    assert not world.query("three").partitions
+    assert "no room for more partitions: name the query under queries" in world.events[-1].text
+    world.wait(LIVE_MS / 2)
+    assert world.query("one") is None
+    assert world.query("two") is not None
+    made_up[2].batch(5, 6)
+    assert len(world.query("three").partitions) == 1
 
 
 NAMES = st.sampled_from(["orders", "second", None])
