@@ -5,13 +5,13 @@ configuration.
 """
 
 import argparse
-import os
 import secrets
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
+from tempfile import TemporaryDirectory
 from typing import Final, TypeVar
 
 import yaml
@@ -118,7 +118,7 @@ def _init(options: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise BadValueError(f"init: {error.filename} is no folder", "give another --dir") from None
-    _write(folder, files, replace=options.force)
+    _write(folder, files)
     config = shlex.quote(str(folder / CONFIG_FILE))
     lines = [f"wrote {', '.join(str(folder / name) for name in files)}", "", "next:"]
     lines.append(f"  quota-proxy run -c {config}")
@@ -135,19 +135,18 @@ def _init(options: argparse.Namespace) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _write(folder: Path, files: Mapping[str, str], *, replace: bool) -> None:
+def _write(folder: Path, files: Mapping[str, str]) -> None:
     """Write files to a folder; one with a secret only its owner can read.
 
-    Raises OSError, also where a file is there that is not to be replaced.
+    None is put in its place before all could be written, as where a disk is full. Raises OSError.
     """
-    for name, text in files.items():
-        path = folder / name
-        if replace:
-            path.unlink(missing_ok=True)
-        mode = SECRET_MODE if name in (ADMIN_TOKEN_FILE, SPARK_TOKEN_FILE) else PLAIN_MODE
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - one that is open
-            file.write(text)
+    with TemporaryDirectory(dir=folder) as made:
+        for name, text in files.items():
+            mode = SECRET_MODE if name in (ADMIN_TOKEN_FILE, SPARK_TOKEN_FILE) else PLAIN_MODE
+            Path(made, name).touch(mode, exist_ok=False)
+            Path(made, name).write_text(text, encoding="utf-8")
+        for name in files:
+            Path(made, name).replace(folder / name)
 
 
 def _config(options: argparse.Namespace, *, is_local: bool) -> str:

@@ -4,9 +4,12 @@ import ast
 import json
 import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support.forked import environment
 from support.operating import quota_proxy
 
 from proxy.config import Config, load_config
@@ -31,6 +34,16 @@ def strings(job: str) -> set[str]:
         for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
+
+
+FULL = """
+import resource, sys
+from proxy import cli
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, most))
+sys.exit(cli.main())
+"""
+"""A disk on which no file gets longer."""
 
 
 def test_a_configuration_that_serves_this_machine_alone(tmp_path: Path) -> None:
@@ -171,6 +184,19 @@ def test_what_is_no_folder(tmp_path: Path, folder: str) -> None:
     assert (code, out) == (2, "")
     assert f"{tmp_path / folder} is no folder" in err
     assert "fix: give another --dir" in err
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    made(tmp_path)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    words = "init", "--dir", str(tmp_path), "--spark", "orders", "--force"
+    full = subprocess.run(
+        [sys.executable, "-c", FULL.format(limit=len(before["quota-proxy.yaml"])), *words],
+        env=environment(),
+        check=False,
+    )
+    assert full.returncode == 1
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_the_texts_of_the_files_are_safe_in_python_and_yaml(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ BUDGETS = {
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1338, 650),
     "proxy/tier": Budget(4271, 2350),
-    "proxy/onboarding": Budget(976, 700),
+    "proxy/onboarding": Budget(975, 700),
     "proxy/queries": Budget(798, 650),
     "proxy/admin": Budget(6246, 4250),
     "proxy/config": Budget(2614, 2150),
