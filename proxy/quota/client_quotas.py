@@ -278,25 +278,44 @@ class ClientQuotas:
     ) -> tuple[int, InFlightFetch | None]:
         """Return how many bytes a Fetch may ask for, and what counts until its response.
 
-        `paid`: see Waiter; it is cleared.
+        `paid`: see Waiter.
         """
-        paid = {} if paid is None else paid
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
         granted_bytes = self.most_at(meter.levels, asked_bytes, sizes, now_ms, holds=holds)
         expected: InFlightFetch | None = None
         for level in reversed(meter.levels):
-            gate = level.meter.gate
-            expected = gate.expect(
-                *(sizes, now_ms, granted_bytes),
-                holds=holds,
-                path=level.path_of(self._key) if level.counts_brought and gate in paid else None,
-                turn_bytes=paid.get(gate, 0),
-                outer=expected,
+            expected = self.expect_at(
+                *(level, sizes, granted_bytes, now_ms), holds=holds, paid=paid, outer=expected
             )
-        paid.clear()
         return granted_bytes, expected
+
+    def expect_at(
+        self,
+        level: GateLevel,
+        sizes: FetchSizes,
+        granted_bytes: int,
+        now_ms: float,
+        *,
+        holds: bool,
+        paid: dict[Gate, int] | None,
+        outer: InFlightFetch | None = None,
+    ) -> InFlightFetch:
+        """Count a Fetch at a gate until its response, whose size its turn there costs in the end.
+
+        What the turn has cost is taken out of `paid`, see Waiter; for `outer` see InFlightFetch.
+        """
+        gate = level.meter.gate
+        cost = paid.pop(gate, None) if paid else None
+        has_turn = cost is not None and level.counts_brought
+        return gate.expect(
+            *(sizes, now_ms, granted_bytes),
+            holds=holds,
+            path=level.path_of(self._key) if has_turn else None,
+            turn_bytes=cost or 0,
+            outer=outer,
+        )
 
     def most_at(
         self,

@@ -8,9 +8,10 @@ expected of it, and it is given a limit that lets a round over all connections t
 """
 
 import math
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count
 
 from metrics.clock import MS_PER_SECOND
 
@@ -167,6 +168,13 @@ class InFlightFetch:
         sizes.last_bytes = size
         self.cancel()
 
+    def held(self, due_ms: float) -> "InFlightFetch":
+        """Return what counts in its place: its response is there, and is charged when it leaves."""
+        self.cancel()
+        held = replace(self, until_ms=due_ms + EXPECTED_MS, counted=True)
+        self.gate.count(held)
+        return held
+
     def cancel(self) -> None:
         """Count it no longer: the response will not be charged."""
         if self.counted:
@@ -192,7 +200,9 @@ class Gate:
     """How many connections wait."""
     grant_ms: float = GRANT_MS
     """Of the bound: what a single Fetch may bring."""
-    _expected: deque[InFlightFetch] = field(default_factory=deque)
+    _expected: list[tuple[float, int, InFlightFetch]] = field(default_factory=list)
+    """By until when they count, and in the order in which they came."""
+    _numbers: Iterator[int] = field(default_factory=count)
     expected_size: int = 0
     granted_size: int = 0
     """What those may bring that pass by a lease, or whose responses are not held, but for a record
@@ -259,7 +269,7 @@ class Gate:
             assert waiter is not None
             at_ms = self._opens_ms(waiter.ahead_ms, now_ms)
             if self._expected:
-                at_ms = min(at_ms, self._expected[0].until_ms)
+                at_ms = min(at_ms, self._expected[0][0])
             at_ms = max(at_ms, now_ms)
             if at_ms < waiter.wakes_ms or (is_later and at_ms > waiter.wakes_ms):
                 waiter.wakes_ms = at_ms
@@ -366,12 +376,16 @@ class Gate:
             *(now_ms + EXPECTED_MS, sizes, is_one_batch),
             *(path, outer),
         )
-        self._expected.append(expected)
-        self.expected_size += counted_bytes
-        self.granted_size += granted_bytes
-        self.under_way += 1
+        self.count(expected)
         self.poke(now_ms, is_later=True)  # who is next was woken for a turn without this one
         return expected
+
+    def count(self, fetch: InFlightFetch) -> None:
+        """Count a Fetch until it is answered or cancelled, or its time is over."""
+        heappush(self._expected, (fetch.until_ms, next(self._numbers), fetch))
+        self.expected_size += fetch.size
+        self.granted_size += fetch.granted
+        self.under_way += 1
 
     @property
     def round_bytes(self) -> int:
@@ -385,8 +399,8 @@ class Gate:
 
     def _expire(self, now_ms: float) -> None:
         expected = self._expected
-        while expected and (not expected[0].counted or expected[0].until_ms <= now_ms):
-            expected.popleft().cancel()
+        while expected and (not expected[0][2].counted or expected[0][0] <= now_ms):
+            heappop(expected)[2].cancel()
 
     def _opens_ms(self, ahead_ms: float, now_ms: float) -> float:
         """Return when what is owed and expected is no more than `ahead_ms`."""

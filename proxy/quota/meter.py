@@ -211,7 +211,7 @@ class Meter(Sensor):
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
         self.ahead_ms = min(settings.window_ms, LONGEST_AHEAD_MS)
-        if self.is_overflow or rule.scope == "shared":
+        if not self.is_of_one_client:
             self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
         if isinstance(rule, Budget):
             self.ahead_ms, self.gate.grant_ms = 0.0, BUDGET_GRANT_MS

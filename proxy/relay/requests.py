@@ -495,8 +495,9 @@ class RequestFlow(FrameFlow):
             granted_bytes = self._pair.grant(exchange, max_bytes, exchange.sent_ms, paid)
             if walks:
                 granted_bytes, exchange.topics = session.topics.expect(
-                    granted_bytes, exchange.sent_ms, holds=self._pair.services.holds
+                    *(granted_bytes, exchange.sent_ms), holds=self._pair.services.holds, paid=paid
                 )
+            paid.clear()  # what is left is of gates that are gone
             if granted_bytes < max_bytes:
                 frame = view[: exchange.request_bytes]
                 lower_fetch_bytes(kind.version, frame, start, granted_bytes)

@@ -14,7 +14,7 @@ from metrics.clock import clock_ms
 from proxy.progress.topics import TopicNames
 from proxy.quota.client_quotas import MAX_TOPICS, ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
-from proxy.quota.gate import FetchSizes, InFlightFetch
+from proxy.quota.gate import FetchSizes, Gate, InFlightFetch
 from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime, longest
 from proxy.wire.fetch import NO_SESSION, FetchedPartition, TopicKey, read_fetch_request
@@ -175,11 +175,13 @@ class TopicTraffic:
         found = self._meters(CONSUMER_BYTE_RATE, self._waited_for, now_ms)
         return list(dict.fromkeys((*found, *self._guessed))) if self._guessed else found
 
-    def expect(self, granted_bytes: int, now_ms: float, *, holds: bool) -> tuple[int, "TopicFetch"]:
+    def expect(
+        self, granted_bytes: int, now_ms: float, *, holds: bool, paid: dict[Gate, int]
+    ) -> tuple[int, "TopicFetch"]:
         """Return how many bytes a Fetch may ask for, and what counts and walks its response.
 
         It is limited where rules bound all topics that it asks for; else the others may have what
-        they want, and the bounded ones have too much now and nothing then.
+        they want, and the bounded ones have too much now and nothing then. `paid`: see Waiter.
         """
         if len(self._sizes) >= MAX_ASKED:
             self._sizes.clear()
@@ -197,8 +199,11 @@ class TopicTraffic:
             )
             granted_bytes = min(granted_bytes, sum(most))
         fetches = {
-            meter: meter.gate.expect(known, now_ms, granted_bytes, holds=holds)
+            meter: self.quotas.expect_at(
+                *(level, known, granted_bytes, now_ms), holds=holds, paid=paid
+            )
             for meter, known in sizes.items()
+            for level in meter.levels
         }
         return granted_bytes, TopicFetch(self, fetches)
 
@@ -250,12 +255,17 @@ class TopicFetch(FetchObserver):
 
     def cancel(self) -> None:
         """Count it no longer: there will be no response."""
-        for each in self._fetches.values():
+        for meter, each in self._fetches.items():
             each.cancel()
+            meter.gate.poke(clock_ms())
 
     def charge(self, now_ms: float) -> ThrottleTime | None:
-        """Return how to hold the response for what was read before it."""
-        return longest(self._traffic.quotas.owed_at(each, now_ms) for each in self._fetches)
+        """Return how to hold the response for what was read before it; it counts meanwhile."""
+        quotas = self._traffic.quotas
+        charge = longest(quotas.owed_at(each, now_ms) for each in self._fetches)
+        due_ms = now_ms if charge is None else charge.due_ms
+        self._fetches = {meter: each.held(due_ms) for meter, each in self._fetches.items()}
+        return charge
 
     def session(self, error_code: int, session_id: int) -> None:
         """See FetchObserver."""

@@ -28,11 +28,11 @@ BUDGETS = {
     "proxy/queries": Budget(798, 650),
     "proxy/admin": Budget(6246, 4250),
     "proxy/config": Budget(2614, 2150),
-    "proxy/relay": Budget(6777, 4300),
+    "proxy/relay": Budget(6788, 4300),
     "proxy/usage": Budget(997, 980),
     "proxy/pipeline": Budget(3094, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5631, 3100),
+    "proxy/quota": Budget(5664, 3100),
     "proxy/progress": Budget(3684, 2950),
     "proxy/state": Budget(2209, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

@@ -97,7 +97,7 @@ class Consumer:
                 is_wanted=lambda now_ms: self.client.wants(FETCH, now_ms),
                 run=[],
             )
-            self.lane.add_plain_kind(self.kind, frame, head.header_end)
+            self.lane.learn(self.kind, frame, head.header_end)
         self.lane.ask(frame)
 
     def answer(self, number, rows) -> None:
