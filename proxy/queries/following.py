@@ -148,8 +148,9 @@ class FollowedClient:
         if head.api_key != LIST_OFFSETS:
             fetch = read_fetch_request(version, body)
             lookups.is_executor = True  # from now on
-            exchange = FetchExchange(self.reader, self._all.names, fetch)
-            return _InterceptedFetch(exchange, now_ms, self)
+            return _InterceptedFetch(
+                self.reader, self._all.names, fetch, client=self, sent_ms=now_ms
+            )
         ask = read_list_offsets_request(version, body, head.correlation_id)
         self._looked_up_first |= not lookups.is_executor
         if self.answers_lookups(now_ms):
@@ -220,19 +221,18 @@ class FollowedClient:
             self.lookups = OffsetLookups(query, self.pressure, now_ms)
 
 
-@dataclass(slots=True, eq=False)
-class _InterceptedFetch(InterceptedRequest):
-    exchange: FetchExchange
-    sent_ms: float
+@dataclass(slots=True, eq=False, kw_only=True)
+class _InterceptedFetch(FetchExchange, InterceptedRequest):
     client: FollowedClient
+    sent_ms: float
 
     takes_whole = False
 
     def read_from(self, start: int) -> None:
-        self.exchange.ask.read_from(start)
+        self.ask.read_from(start)
 
     def sent(self) -> None:
-        self.exchange.asked(self.sent_ms)
+        self.asked(self.sent_ms)
 
     def measured(self, count: int) -> None:
         if self.client.pressure is not None:
@@ -243,11 +243,11 @@ class _InterceptedFetch(InterceptedRequest):
             self.client.pressure.record_hold(start_ms, due_ms)
 
     def observer(self, now_ms: float) -> FetchObserver:
-        exchange, logs = self.exchange, self.exchange.reader.fetched_logs
+        logs = self.reader.fetched_logs
         logs.begin_response(self.sent_ms)
-        exchange.logs = logs if self.client.answers_lookups(now_ms) else None
-        exchange.answered_ms = now_ms
-        return exchange
+        self.logs = logs if self.client.answers_lookups(now_ms) else None
+        self.answered_ms = now_ms
+        return self
 
 
 @dataclass(slots=True, eq=False)
