@@ -426,18 +426,21 @@ class QueryProgress(ChangeLog):
         self.idle = report.event == "idle"
         batch = report.batch
         if batch is not None:
-            gap = self._gap(batch)
             self.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, happened_ms)
-            yield from self.completing(batch, gap, now_ms, now_s)
+            yield from self.completing(batch, now_ms, now_s)
         elif report.event == "terminated":
             yield from self._ending_run(report.error and report.error[:MAX_ERROR_SHOWN], now_ms)
 
-    def completing(
-        self, batch: BatchReport, gap: SkipReason | None, now_ms: float, now_s: float
-    ) -> Iterator[bool]:
+    def completing(self, batch: BatchReport, now_ms: float, now_s: float) -> Iterator[bool]:
         """Record a batch of this run; see PartitionProgress.complete."""
         assert self.run_id is not None, "reports begin a run"
+        # A run that ends in a crash does not report its last batch, or this proxy was away. Spark
+        # numbers batches one by one; numbers of reports do not tell all that was lost: another
+        # member gets some of them, and a listener may not have learned of a batch.
+        is_next = batch.batch_id - 1 == self.last_batch_id
+        gap = SkipReason.UNEXPLAINED if is_next else None
         if self.progress_id not in (None, self.query_id):
+            gap = SkipReason.NEW_CHECKPOINT
             for partition in list(self.partitions.values()):
                 if partition.key not in batch.ranges and partition.committed_to is not None:
                     self.revoke(partition, "the query that took over does not read it", now_ms)
@@ -451,16 +454,6 @@ class QueryProgress(ChangeLog):
                 opened.complete(read, self.run_id, gap, now_ms, now_s)
         self.run_batches += 1
         self.last_batch_id = batch.batch_id
-
-    def _gap(self, batch: BatchReport) -> SkipReason | None:
-        """Return why it may begin behind the end of the batch before; None: reports were lost."""
-        if self.progress_id not in (None, self.query_id):
-            return SkipReason.NEW_CHECKPOINT
-        # A run that ends in a crash does not report its last batch, or this proxy was away. Spark
-        # numbers batches one by one; numbers of reports do not tell all that was lost: another
-        # member gets some of them, and a listener may not have learned of a batch.
-        is_next = batch.batch_id - 1 == self.last_batch_id
-        return SkipReason.UNEXPLAINED if is_next else None
 
     def completing_late(
         self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float

@@ -589,7 +589,7 @@ def test_what_comes_and_goes_during_a_sweep_disturbs_no_others(world):
     next(sweep)
     query.revoke(query.partitions["t", 1], "gone", world.now_ms)
     batch = BatchReport(**batch_document(99, {2: 10}, {2: 50}))
-    list(query.completing(batch, None, world.now_ms, world.now_s))
+    list(query.completing(batch, world.now_ms, world.now_s))
     query.open("t", 7, world.now_ms)
     list(sweep)
     assert [key for key, each in query.partitions.items() if each.stuck] == [("t", 0), ("t", 3)]
