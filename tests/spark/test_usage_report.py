@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from proxy.spark.usage.command_line import UsageInputError
 from proxy.spark.usage.record_frames import StoredCounts, store
 from proxy.spark.usage.teams import parse_teams, read_teams
-from proxy.spark.usage.usage_report import DaySpan, write_report
+from proxy.spark.usage.usage_figures import DaySpan
+from proxy.spark.usage.usage_report import write_report
 
 pytestmark = pytest.mark.slow
 

@@ -38,6 +38,19 @@ _KEPT = StorageLevel.MEMORY_AND_DISK
 _ADDED = ("requests", "connections", "held_seconds", "would_be_seconds", "sampled_bytes", "hashed")
 
 
+class DaySpan(NamedTuple):
+    """Days in UTC, both included."""
+
+    first: date
+    last: date
+
+    @property
+    def days(self) -> list[date]:
+        """All of them."""
+        count = (self.last - self.first).days + 1
+        return [self.first + timedelta(number) for number in range(count)]
+
+
 class Client(NamedTuple):
     """Whom a rule could name: a client id, or what comes before the part that is made anew."""
 
@@ -101,8 +114,7 @@ class Usage(NamedTuple):
 class UsageFigures(NamedTuple):
     """All that a report shows; lists have what is largest first."""
 
-    first: date
-    last: date
+    span: DaySpan
     teams: list[Usage]
     """The last one is the remainder, if teams were given."""
     clients: list[Usage]
@@ -122,12 +134,11 @@ class _Frames(NamedTuple):
     sketches: DataFrame
     together: DataFrame
     has_teams: bool
-    first: date
-    last: date
+    span: DaySpan
 
 
 def figures_of(
-    records: DataFrame, first: date, last: date, teams: Teams | None, rules: Iterable[str] = ()
+    records: DataFrame, span: DaySpan, teams: Teams | None, rules: Iterable[str] = ()
 ) -> UsageFigures:
     """Add up the stored records of some days. Without teams each client is its own team.
 
@@ -136,7 +147,7 @@ def figures_of(
     found = _sums(records), _sketches(records)
     sums, sketches = (_named(each, teams).persist(_KEPT) for each in found)
     together = _together(_named(records, teams), teams is not None).persist(_KEPT)
-    frames = _Frames(sums, sketches, together, teams is not None, first, last)
+    frames = _Frames(sums, sketches, together, teams is not None, span)
     try:
         by_team = _usage(frames, "team")
         used = _usage(frames, "rule")
@@ -146,14 +157,13 @@ def figures_of(
             F.sum(F.expr("if(claims > 1, bytes, 0)")).alias("claimed"),
         ).collect()
         return UsageFigures(
-            first,
-            last,
+            span,
             _teams(by_team, teams),
             by_team[:MOST_CLIENTS] if teams is None else _usage(frames, "client", MOST_CLIENTS),
             [*used, *map(Usage, sorted(unused))],
             _by_day(sums, by_team[:TEAMS_DRAWN], teams),
             _topics(sums, teams),
-            _members(sums, first),
+            _members(sums, span.first),
             doubtful.asDict(),
         )
     finally:
@@ -233,7 +243,7 @@ def _both(column: str, function: Any = F.sum) -> list[Column]:
 
 def _usage(frames: _Frames, key: str, most: int | None = None) -> list[Usage]:
     """Return what each value of a column used, with most bytes first, of `most` of them."""
-    week = F.floor(F.datediff(F.lit(frames.last), "day") / WEEK_DAYS)  # how many ago
+    week = F.floor(F.datediff(F.lit(frames.span.last), "day") / WEEK_DAYS)  # how many ago
     total = frames.sums.where(F.col(key).isNotNull()).groupBy(key)
     rows = total.agg(
         *_added("bytes", *_ADDED),
@@ -253,7 +263,7 @@ def _usage(frames: _Frames, key: str, most: int | None = None) -> list[Usage]:
         is_client = key == "client" or not frames.has_teams
         for each, seen in _rates_together(frames.together, key, is_client).items():
             rates.setdefault(each, {}).update(seen)
-    has_weeks = frames.first <= frames.last - timedelta(2 * WEEK_DAYS - 1)
+    has_weeks = frames.span.first <= frames.span.last - timedelta(2 * WEEK_DAYS - 1)
     return [_usage_of(row, row[key], rates, has_weeks) for row in rows.collect()]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
 from html import escape
 
 from .teams import NO_TEAM, OTHERS
@@ -81,7 +80,7 @@ def html_of(figures: UsageFigures, notes: Sequence[str], made_at: str) -> str:
 
 
 def _parts(figures: UsageFigures, notes: Sequence[str], made_at: str) -> Iterator[str]:
-    teams, span = figures.teams, f"{figures.first} to {figures.last}"
+    teams, span = figures.teams, f"{figures.span.first} to {figures.span.last}"
     yield '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
     yield f"<title>Kafka usage, {span}</title><style>{STYLE}</style></head><body>"
     yield f"<h1>Who used what of Kafka</h1><p>{span}, days in UTC. Made {escape(made_at)}.</p>"
@@ -136,8 +135,7 @@ def _tiles(teams: Sequence[Usage]) -> Iterator[str]:
 
 def _days(figures: UsageFigures) -> Iterator[str]:
     """Draw a bar for each day, with the teams one upon the other, and the key to their colours."""
-    by_day, count = figures.by_day, (figures.last - figures.first).days + 1
-    days = [figures.first + timedelta(number) for number in range(count)]
+    by_day, days = figures.by_day, figures.span.days
     total: dict[str, int] = {}
     for row in by_day.values():
         for team, size in row.items():
@@ -147,7 +145,7 @@ def _days(figures: UsageFigures) -> Iterator[str]:
     for number, name in enumerate([name for name in names if name != OTHERS][: len(COLOURS)]):
         colours[name] = COLOURS[number]
     most = max((sum(row.values()) for row in by_day.values()), default=0) or 1
-    step, floor = (WIDTH_PX - MARGIN_PX) / count, HEIGHT_PX - FOOT_PX
+    step, floor = (WIDTH_PX - MARGIN_PX) / len(days), HEIGHT_PX - FOOT_PX
     yield f'<svg viewBox="0 0 {WIDTH_PX} {HEIGHT_PX}" role="img">'
     for share in (0.5, 1.0):
         y = floor - share * (floor - FOOT_PX)
@@ -164,7 +162,7 @@ def _days(figures: UsageFigures) -> Iterator[str]:
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{step * 0.8:.1f}" height="{height:.1f}" '
                 f'fill="{colours[name]}"><title>{title}</title></rect>'
             )
-        if number % -(-count // DATES_SHOWN) == 0:
+        if number % -(-len(days) // DATES_SHOWN) == 0:
             yield f'<text x="{x:.1f}" y="{HEIGHT_PX - 4}">{day:%b %d}</text>'
     yield "</svg><p>"
     for name in names:

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
-from typing import NamedTuple
 
 if __name__ == "__main__" and not __package__:  # by spark-submit: the package is the folder around
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -28,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from .command_line import UsageInputError, run_program
 from .record_frames import RECORDS_FOLDER, REJECTED_FOLDER, days_of, read_days
 from .teams import NO_TEAM, Teams, read_teams
-from .usage_figures import PERCENTILES, Client, Usage, UsageFigures, figures_of
+from .usage_figures import PERCENTILES, Client, DaySpan, Usage, UsageFigures, figures_of
 from .usage_page import cost_words, cut_name, html_of, size_words
 
 TABLE_FILE, PAGE_FILE, RULES_FILE = "usage.csv", "usage.html", "suggested-rules.yaml"
@@ -42,19 +41,6 @@ LEAST_BOUND = 100 * 1024  # no bound is lower: it lets a few record batches thro
 BOUND_KEYS = {"read": "consumer_byte_rate", "write": "producer_byte_rate"}
 KIBIBYTE, BOUND_UNITS = 1024, ("KiB", "MiB", "GiB")
 TWO_DIGITS = Context(prec=2, rounding=ROUND_CEILING)
-
-
-class DaySpan(NamedTuple):
-    """Days in UTC, both included."""
-
-    first: date
-    last: date
-
-    @property
-    def days(self) -> list[date]:
-        """All of them."""
-        count = (self.last - self.first).days + 1
-        return [self.first + timedelta(number) for number in range(count)]
 
 
 def today() -> date:
@@ -135,7 +121,7 @@ def write_report(
     records = read_days(spark, folder, RECORDS_FOLDER, span.days)
     if records is None:
         raise UsageInputError(_nothing(spark, folder, span))
-    figures = figures_of(records, span.first, span.last, teams, rules)
+    figures = figures_of(records, span, teams, rules)
     notes = [*_notes(spark, folder, figures, teams)]
     made_at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")  # noqa: UP017
     with (out / TABLE_FILE).open("w", newline="", encoding="utf-8") as file:
@@ -170,7 +156,7 @@ def rounded_bound(rate: float) -> str:
 
 def suggestion_lines(figures: UsageFigures) -> Iterator[str]:
     """Yield the lines of a `quotas` section, with the figures behind each rule as comments."""
-    yield f"# Suggested from what passed from {figures.first} to {figures.last}."
+    yield f"# Suggested from what passed from {figures.span.first} to {figures.span.last}."
     yield f"# A bound is the p99 of the client's rates, times {RULE_HEADROOM:g}, up to two digits."
     yield "# A rate is that of 10 s with traffic; percentiles are at most 5 % high."
     yield "# What goes over a bound waits: see whether a peak is worth a higher one."
@@ -243,7 +229,7 @@ def _notes(
     spark: SparkSession, folder: str, figures: UsageFigures, teams: Teams | None
 ) -> Iterator[str]:
     """Yield what may make a reader take the figures for more than they are."""
-    span, doubtful = DaySpan(figures.first, figures.last), figures.doubtful
+    span, doubtful = figures.span, figures.doubtful
     total = sum(each.bytes for each in figures.teams)
     if teams is None:
         yield "No teams were given: each client is its own team, and nothing has a cost."
@@ -303,9 +289,8 @@ def _clocks(spark: SparkSession, folder: str, figures: UsageFigures) -> Iterator
     )
     if ahead:
         yield f"The clocks of {_some(ahead)} are ahead: records end before they were written."
-    future = [
-        day for day in days_of(spark, folder, RECORDS_FOLDER) if day > max(today(), figures.last)
-    ]
+    latest = max(today(), figures.span.last)
+    future = [day for day in days_of(spark, folder, RECORDS_FOLDER) if day > latest]
     if future:
         yield f"Records of days to come are not counted ({_some(future)}): a clock is ahead."
 
