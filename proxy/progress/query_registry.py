@@ -143,8 +143,6 @@ class QueryRegistry:
         for query in gone:
             self._remove(query)
             self.unwritten.leaving.add(query)
-            for partition in query.partitions.values():
-                partition.is_dropped = True
         self._configure()
         return gone
 
@@ -208,12 +206,13 @@ class QueryRegistry:
         if why is not None:
             text = f"not followed any more: {why}"
             query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
-        for key, partition in query.partitions.items():
-            partition.is_dropped = True
+        for key in query.partitions:
             self.unwritten.mark_removed(query, key)
         self._remove(query)
 
     def _remove(self, query: QueryProgress) -> None:
+        for partition in query.partitions.values():
+            partition.is_dropped = True
         del self._queries[query.client_id]
         if self._labels.get(query.name) is query:
             del self._labels[query.name]
