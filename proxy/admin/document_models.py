@@ -15,6 +15,9 @@ from proxy.quota.rule_registry import RuleEntry
 from proxy.state import Document
 
 UNKNOWN = "-"
+MISREAD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading a document raises that has not what it should."""
+
 MAX_TEXT_CHARS = 300  # of one error or reason in the status document
 _UNITS, _STEP = ("B", "KiB", "MiB", "GiB", "TiB"), 1024.0
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from proxy.admin.commands.top_tables import printable
+from proxy.admin.document_models import MISREAD
 from proxy.quota.validation import CLIENT_KEYS
 from proxy.state import Document
 
@@ -30,9 +31,6 @@ WALK_LIMIT_S = 60.0  # for all pages of a list, which have MAX_REPLY_BYTES toget
 PIECE_BYTES = 1 << 20
 DEFAULT_URL = "http://127.0.0.1:9644"
 _FIX_URL = "give the address of admin.bind as --url"
-
-MISREAD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What fails on an answer's parts that are no proxy's."""
 
 
 class AdminRefusal(Exception):  # noqa: N818 - what came of it, for people
@@ -149,7 +147,7 @@ class AdminPortClient:
         try:
             said = json.loads(self._body(error))
             return str(said["error"]), str(said["fix"])
-        except (OSError, HTTPException, ValueError, TypeError, KeyError, RecursionError):
+        except (OSError, HTTPException, *MISREAD):
             return error.reason, "see that it is a quota proxy of this version"
 
     def document(

@@ -26,6 +26,7 @@ from proxy.admin.api import (
     report_body,
     tail_of,
 )
+from proxy.admin.document_models import MISREAD
 from proxy.admin.pages import LISTS, ListPage, page_of
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
@@ -63,12 +64,6 @@ AWAY_LIMIT_S, AWAY_RETRY_S = 2.0, 0.1
 
 _LEADER = "which keeps what concerns all"
 _OWNER = "which owns the report's client"
-
-_MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-"""What merging raises for a document that has not what it should."""
-
-_REFUSALS = range(400, 600)
-"""Of a member while others answer; but for 404, which says that it has not what is asked for."""
 
 _NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
 
@@ -300,7 +295,7 @@ def _merged_body(answers: Answers, table: Sequence[Part], page: ListPage, more: 
     def fits(name: str, document: Document) -> bool:
         try:
             merge({name: document})
-        except _MISFITS:
+        except MISREAD:
             return False
         return True
 
@@ -312,7 +307,7 @@ def _merged_body(answers: Answers, table: Sequence[Part], page: ListPage, more: 
             documents[reply.member] = document
         elif reply.is_ok:
             missing.append(PeerError(reply.member, _NOT_UNDERSTOOD))
-        elif reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND:
+        elif reply.status != HTTPStatus.NOT_FOUND:  # which says that it has not what is asked for
             missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
         raise no_member_error(missing)

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author
+from proxy.admin.document_models import MISREAD
 from proxy.admin.port.guard import require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body, read_whole
 from proxy.quota.manager import Debt
@@ -107,5 +108,5 @@ def _refusing(what: str, form: str) -> Iterator[None]:
     """Turn what reading a message raises that is none into an ApiError with status 400."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except MISREAD as error:
         raise ApiError(400, f"these are no {what}: {error}", f"send {form}") from None
