@@ -23,7 +23,7 @@ import structlog
 import uvloop
 
 from proxy.admin.commands.operator_commands import AdminRefusal, add_commands, number_of
-from proxy.admin.commands.top_tables import printable
+from proxy.admin.document_models import printable
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
 from proxy.config.endpoints import MAX_PORT

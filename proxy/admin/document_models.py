@@ -47,6 +47,13 @@ def cut(text: str | None) -> str | None:
     return text if text is None or len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"
 
 
+def printable(text: str) -> str:
+    """Escape what could steer the terminal, or is not seen: client ids hold what a client sends."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 def size_text(size: float, digits: int = 4, last: str = "GiB") -> str:
     """Write bytes for people, in steps of 1024 up to the `last` unit."""
     for unit in _UNITS:

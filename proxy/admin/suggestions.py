@@ -10,7 +10,7 @@ from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.document_models import Model, RowContext, iso, size_text
+from proxy.admin.document_models import Model, RowContext, iso, printable, size_text
 from proxy.admin.pages import ListPage, PagedRows, page_of
 from proxy.admin.replies import ApiError, answer
 from proxy.cluster.upstream import RefusedError, UpstreamError
@@ -234,15 +234,8 @@ def _bounded(kind: QuotaKind, match: RuleMatch | None) -> str:
 
 def _quoted(text: str) -> str:
     """Write text for YAML, and for a comment: nothing in it ends the line or is not seen."""
-    return f'"{"".join(map(_escaped, text))}"'
-
-
-def _escaped(char: str) -> str:
-    if char in '"\\':
-        return f"\\{char}"
-    if char.isprintable():
-        return char
-    return f"\\U{ord(char):08X}"
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{printable(quoted)}"'
 
 
 def _rate(rate: float) -> str:

@@ -23,8 +23,7 @@ from proxy.admin.commands.operator_commands import (
     admin_port_client,
     asking_options,
 )
-from proxy.admin.commands.top_tables import printable
-from proxy.admin.document_models import MISREAD
+from proxy.admin.document_models import MISREAD, printable
 from proxy.admin.port.guard import REPORT_PATH
 from proxy.cluster.dial import reach
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient

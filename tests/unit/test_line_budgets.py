@@ -24,9 +24,9 @@ BUDGETS = {
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1338, 650),
     "proxy/tier": Budget(4271, 2350),
-    "proxy/onboarding": Budget(975, 700),
+    "proxy/onboarding": Budget(974, 700),
     "proxy/queries": Budget(798, 650),
-    "proxy/admin": Budget(6243, 4250),
+    "proxy/admin": Budget(6232, 4250),
     "proxy/config": Budget(2614, 2150),
     "proxy/relay": Budget(6788, 4300),
     "proxy/usage": Budget(997, 980),

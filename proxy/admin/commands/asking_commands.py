@@ -29,11 +29,10 @@ from proxy.admin.commands.top_tables import (
     WARNING,
     draw_table,
     print_wide,
-    printable,
     screen,
     table_order,
 )
-from proxy.admin.document_models import Column
+from proxy.admin.document_models import Column, printable
 from proxy.admin.peers.tier_routes import TIER_PATH
 from proxy.admin.suggestions import SUGGESTIONS_PATH
 from proxy.state import Document

@@ -19,8 +19,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
-from proxy.admin.commands.top_tables import printable
-from proxy.admin.document_models import MISREAD
+from proxy.admin.document_models import MISREAD, printable
 from proxy.quota.validation import CLIENT_KEYS
 from proxy.state import Document
 
@@ -240,10 +239,8 @@ def _calls(function: str, *names: str) -> Callable[[argparse.Namespace], None]:
 
     def command(options: argparse.Namespace) -> None:
         given = {name: getattr(options, name) for name in names}
-        module, client = (
-            import_module(f"{__package__}.asking_commands"),
-            admin_port_client(options),
-        )
+        module = import_module(f"{__package__}.asking_commands")
+        client = admin_port_client(options)
         try:
             getattr(module, function)(client, **given)
         except MISREAD as error:

@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from proxy.admin.document_models import FORMS, UNKNOWN, Column, rate_text
+from proxy.admin.document_models import FORMS, UNKNOWN, Column, printable, rate_text
 from proxy.admin.pipeline_documents import NODE, is_held
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document
@@ -85,13 +85,6 @@ def print_wide(draw: Callable[[int], RenderableType], console: Console | None = 
     if not console.is_terminal:
         console.width = PLAIN_COLUMNS
     console.print(draw(console.width))
-
-
-def printable(text: str) -> str:
-    """Escape what could steer the terminal, or is not seen: client ids hold what a client sends."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def shortened(text: str, most: int) -> str:
