@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from proxy.quota.values import BadValueError
 from proxy.slices import Slices
 from proxy.state import Document
 
@@ -33,6 +34,8 @@ BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 MAX_REFUSED_CHARS = 60  # of a value, in a message
 MAX_REQUEST_DIGITS = 15  # of a number in a path or query string
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
+
+Value = TypeVar("Value")
 
 
 @dataclass(eq=False)
@@ -155,6 +158,16 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
             raise ApiError(400, what, "remove one of the two")
         document[key] = value
     return document
+
+
+def parsed(
+    key: str, parse: Callable[[object], Value], value: object, fix: str | None = None
+) -> Value:
+    """Return a value that comes under a key. Raises ApiError with status 400 for a bad one."""
+    try:
+        return parse(value)
+    except BadValueError as error:
+        raise ApiError(400, f"{key}: {error.message}", fix or error.fix) from None
 
 
 def shown_json(value: object) -> str:

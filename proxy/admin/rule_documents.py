@@ -1,12 +1,11 @@
 """Describes rules and pauses, where each comes from and when it ends; reads what sets them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import TypeVar
 
 from proxy.admin.document_models import Model, RowContext, iso, left_s, picked
-from proxy.admin.replies import ApiError, read_object, shown_json
+from proxy.admin.replies import ApiError, parsed, read_object, shown_json
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry, make_override
 from proxy.quota.rules import QuotaPause, Rule, Share
@@ -144,8 +143,6 @@ def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
 
 MAX_BY_CHARS = 200
 
-Value = TypeVar("Value")
-
 _KEYS = (*map(str, QuotaKind), "scope", "enforce", "until", "by")
 _EXAMPLE = '{"consumer_byte_rate": "10MiB", "by": "anna"}'
 _PAUSE_KEYS = ("off", "on", "by", *CLIENT_KEYS)
@@ -161,10 +158,10 @@ def parse_override(keys: Mapping[str, str], body: bytes, now_s: float) -> RuleEn
     """
     document = read_object(body, _KEYS, _EXAMPLE)
     given = [kind for kind in QuotaKind if kind in document]
-    bounds = {kind: _parsed(kind, kind.unit.parse, document[kind]) for kind in given}
+    bounds = {kind: parsed(kind, kind.unit.parse, document[kind]) for kind in given}
     if BUDGET_KEY in keys and "scope" in document:
         raise ApiError(400, "scope is nothing that a budget has", "remove it")
-    scope = _parsed("scope", parse_scope, document.get("scope", "each"))
+    scope = parsed("scope", parse_scope, document.get("scope", "each"))
     for problem in find_bound_problems(keys, bounds):
         raise ApiError(400, f"{problem.key or 'the body'} {problem.message}", problem.fix)
     enforce = document.get("enforce")
@@ -220,17 +217,7 @@ def _end(key: str, value: object, now_s: float) -> float:
         if seconds > MAX_DURATION_S:
             raise ApiError(400, f"{key}: {shown_json(value)} is more than a year away", _END_FIX)
         return end.timestamp()
-    try:
-        return now_s + parse_duration(value)
-    except BadValueError as error:
-        raise ApiError(400, f"{key}: {error.message}", _END_FIX) from None
-
-
-def _parsed(key: str, parse: Callable[[object], Value], value: object) -> Value:
-    try:
-        return parse(value)
-    except BadValueError as error:
-        raise ApiError(400, f"{key}: {error.message}", error.fix) from None
+    return now_s + parsed(key, parse_duration, value, _END_FIX)
 
 
 def _by(value: object) -> str | None:

@@ -12,11 +12,11 @@ from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import Model, RowContext, iso, printable, size_text
 from proxy.admin.pages import ListPage, PagedRows, page_of
-from proxy.admin.replies import ApiError, answer
+from proxy.admin.replies import ApiError, answer, parsed
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import RuleMatch, RuleTable
-from proxy.quota.values import BadValueError, parse_duration
+from proxy.quota.values import parse_duration
 from proxy.slices import Slices
 from proxy.state import Document, StateError
 from proxy.usage.observed_usage import READ_LIMIT_S, Observed, ObservedClient, SeenSeries
@@ -121,13 +121,12 @@ async def suggest(
     """
     found = PagedRows[Suggestion](page, attrgetter("key"), attrgetter("urgency"))
 
-    def making() -> Iterator[None]:
+    def making() -> Iterator[bool]:
         for client, by_kind in observed.by_client.items():
             example = next(iter(by_kind.values())).example
             known = () if client.is_hashed else by_kind
             matches = {kind: table.match(kind, example) for kind in known}
-            found.add(Suggestion(client, by_kind, matches))
-            yield
+            yield found.add(Suggestion(client, by_kind, matches))
 
     await slices.collect(making())
     return found
@@ -266,10 +265,7 @@ async def suggestions_answer(parts: AdminParts, request: web.Request) -> web.Res
 def parse_since(request: web.Request) -> tuple[str, float]:
     """Read `?since=TIME`; return it as it was written, and in seconds."""
     since = request.query.get("since", DEFAULT_SINCE)
-    try:
-        since_s = parse_duration(since)
-    except BadValueError as error:
-        raise ApiError(400, f"since: {error.message}", error.fix) from None
+    since_s = parsed("since", parse_duration, since)
     if since_s > MAX_SINCE_H * SECONDS_PER_HOUR:
         fix = f"write at most {MAX_SINCE_H}h; quota-proxy usage report takes more days"
         raise ApiError(400, f"since: it is more than {MAX_SINCE_H} h", fix)
