@@ -2,10 +2,10 @@
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from bisect import insort, insort_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from heapq import heappush, heapreplace
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from aiohttp import web
@@ -39,36 +39,29 @@ LISTS: Mapping[str, tuple[Key, int]] = {
 says. A list without keys is no walk's."""
 
 
+_BY_KEY = itemgetter(0)
+"""So that no two things are ever compared."""
+
+
 class Largest(Generic[T]):
     """At most `limit` things, those with the largest keys; of equal ones the earlier stay."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        # The number, from 0 down, settles between equal keys: no two things are ever compared.
-        self._heap: list[tuple[Any, int, T]] = []
-        self._number = 0
+        self._found: list[tuple[Any, T]] = []
+        """With their keys, by which they are sorted."""
 
     def add(self, key: Any, thing: T) -> None:
         """Take a thing in if its key is among the largest; keys must be comparable."""
-        self._number -= 1
-        if len(self._heap) < self._limit:
-            heappush(self._heap, (key, self._number, thing))
-        elif self._heap and key > self._heap[0][0]:
-            heapreplace(self._heap, (key, self._number, thing))
+        if len(self._found) == self._limit:
+            if not self._found or key <= self._found[0][0]:
+                return
+            del self._found[0]
+        insort_left(self._found, (key, thing), key=_BY_KEY)
 
     def descending(self) -> list[T]:
         """Return the things, the one with the largest key first."""
-        return [thing for _, _, thing in sorted(self._heap, reverse=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Backwards:
-    """A key that is the larger the smaller it is."""
-
-    key: Key
-
-    def __lt__(self, other: "_Backwards") -> bool:
-        return other.key < self.key
+        return [thing for _, thing in reversed(self._found)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +88,9 @@ class PagedRows(Generic[T]):
         rows: Iterable[T] = (),
     ) -> None:
         self._page, self._key, self._urgency = page, key, urgency
-        self._found: Largest[T] = Largest(page.limit + 1)
+        self._urgent: Largest[T] = Largest(page.limit)
+        self._behind: list[tuple[Key, T]] = []
+        """The first ones behind the cursor; with one more than `limit` there is a next page."""
         self.total = 0
         """How many were added, whether they are of the page or not."""
         for row in rows:
@@ -106,20 +101,19 @@ class PagedRows(Generic[T]):
         after = self._page.after
         self.total += 1
         if after is None:
-            self._found.add(self._urgency(row), row)
+            self._urgent.add(self._urgency(row), row)
             return True
         key = self._key(row)
         if key > after:
-            self._found.add(_Backwards(key), row)
+            insort(self._behind, (key, row), key=_BY_KEY)
+            del self._behind[self._page.limit + 1 :]
         return key > after
-
-    @cached_property
-    def _in_order(self) -> list[T]:
-        return self._found.descending()
 
     def rows(self) -> list[T]:
         """Return the rows of the page in their order, when all were added."""
-        return self._in_order[: self._page.limit]
+        if self._page.after is None:
+            return self._urgent.descending()
+        return [row for _, row in self._behind[: self._page.limit]]
 
     def next(self, *others: str | None) -> Document:
         """Return the field `next` of a walk: the cursor of the page behind this one, if any.
@@ -129,7 +123,7 @@ class PagedRows(Generic[T]):
         if self._page.after is None:
             return {}
         rows = self.rows()
-        has_more = len(self._in_order) > len(rows) or any(others)
+        has_more = len(self._behind) > len(rows) or any(others)
         return {"next": cursor_of(self._key(rows[-1])) if rows and has_more else None}
 
 
