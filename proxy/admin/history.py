@@ -5,7 +5,7 @@ from itertools import groupby, zip_longest
 from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.pages import Largest
+from proxy.admin.pages import ListPage, PagedRows
 from proxy.quota.entities import QuotaKind
 from proxy.quota.meter import Meter
 from proxy.quota.meters import Clock
@@ -46,16 +46,18 @@ class History:
         # From one due time to the next, so that late ticks do not stretch the ten minutes.
         due_ms = self._next_ms or now_ms
         self._next_ms = max(due_ms + HISTORY_INTERVAL_MS, now_ms + HISTORY_INTERVAL_MS / 2)
-        highest: Largest[tuple[SensorKey, Series]] = Largest(MAX_SERIES)
+        highest = PagedRows[tuple[float, bool, SensorKey, Series]](
+            ListPage(MAX_SERIES), urgency=itemgetter(0, 1)
+        )
         for meter, measured in self._readings(clock_ms):
             key = meter.entity, meter.kind
             before = self._series.get(key, ())
             if before or measured > 0:
                 series = *before[1 - SAMPLES :], (measured, meter.shown_bound)
                 peak = max(rate / bound for rate, bound in series)
-                highest.add((peak, len(before) > 0), (key, series))
+                highest.add((peak, len(before) > 0, key, series))
             yield
-        self._series = dict(highest.descending())
+        self._series = {key: series for _, _, key, series in highest.rows()}
 
     def document(self, of: Meter) -> dict[str, object] | None:
         """Return the samples of a sensor for JSON, or None when there are none.

@@ -39,29 +39,8 @@ LISTS: Mapping[str, tuple[Key, int]] = {
 says. A list without keys is no walk's."""
 
 
-_BY_KEY = itemgetter(0)
-"""So that no two things are ever compared."""
-
-
-class Largest(Generic[T]):
-    """At most `limit` things, those with the largest keys; of equal ones the earlier stay."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._found: list[tuple[Any, T]] = []
-        """With their keys, by which they are sorted."""
-
-    def add(self, key: Any, thing: T) -> None:
-        """Take a thing in if its key is among the largest; keys must be comparable."""
-        if len(self._found) == self._limit:
-            if not self._found or key <= self._found[0][0]:
-                return
-            del self._found[0]
-        insort_left(self._found, (key, thing), key=_BY_KEY)
-
-    def descending(self) -> list[T]:
-        """Return the things, the one with the largest key first."""
-        return [thing for _, thing in reversed(self._found)]
+_BY_RANK = itemgetter(0)
+"""So that no two rows are ever compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +56,20 @@ class ListPage:
 class PagedRows(Generic[T]):
     """The rows of a page, which are added in any order: `rows`, and what `add` is called with.
 
-    `urgency` puts a row before others where the page has no cursor; without it the first come.
+    `urgency` puts a row before others where the page has no cursor; of equal ones the first come.
     """
 
     def __init__(
         self,
         page: ListPage,
-        key: Callable[[T], Key],
+        key: Callable[[T], Key] = lambda _: (),
         urgency: Callable[[T], Any] = lambda _: 0,
         rows: Iterable[T] = (),
     ) -> None:
         self._page, self._key, self._urgency = page, key, urgency
-        self._urgent: Largest[T] = Largest(page.limit)
-        self._behind: list[tuple[Key, T]] = []
-        """The first ones behind the cursor; with one more than `limit` there is a next page."""
+        self._found: list[tuple[Any, T]] = []
+        """Sorted by their keys, with one more than `limit` if there is a next page; without a
+        cursor by their urgency."""
         self.total = 0
         """How many were added, whether they are of the page or not."""
         for row in rows:
@@ -98,22 +77,26 @@ class PagedRows(Generic[T]):
 
     def add(self, row: T) -> bool:
         """Take a row in if it is among those of the page; return whether it may be."""
-        after = self._page.after
+        after, limit, found = self._page.after, self._page.limit, self._found
         self.total += 1
-        if after is None:
-            self._urgent.add(self._urgency(row), row)
-            return True
-        key = self._key(row)
-        if key > after:
-            insort(self._behind, (key, row), key=_BY_KEY)
-            del self._behind[self._page.limit + 1 :]
-        return key > after
+        if after is not None:
+            key = self._key(row)
+            if key > after:
+                insort(found, (key, row), key=_BY_RANK)
+                del found[limit + 1 :]
+            return key > after
+        urgency = self._urgency(row)
+        if len(found) == limit:
+            if not found or urgency <= found[0][0]:
+                return True
+            del found[0]
+        insort_left(found, (urgency, row), key=_BY_RANK)
+        return True
 
     def rows(self) -> list[T]:
         """Return the rows of the page in their order, when all were added."""
-        if self._page.after is None:
-            return self._urgent.descending()
-        return [row for _, row in self._behind[: self._page.limit]]
+        in_order = self._found if self._page.after is not None else reversed(self._found)
+        return [row for _, row in in_order][: self._page.limit]
 
     def next(self, *others: str | None) -> Document:
         """Return the field `next` of a walk: the cursor of the page behind this one, if any.
@@ -123,7 +106,7 @@ class PagedRows(Generic[T]):
         if self._page.after is None:
             return {}
         rows = self.rows()
-        has_more = len(self._behind) > len(rows) or any(others)
+        has_more = len(self._found) > len(rows) or any(others)
         return {"next": cursor_of(self._key(rows[-1])) if rows and has_more else None}
 
 
