@@ -6,7 +6,6 @@ from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.pages import ListPage, PagedRows
-from proxy.quota.entities import QuotaKind
 from proxy.quota.meter import Meter
 from proxy.quota.meters import Clock
 from proxy.state import Document
@@ -15,7 +14,6 @@ HISTORY_INTERVAL_MS = 5_000.0  # between two samples
 SAMPLES = 120  # kept for each series: ten minutes
 MAX_SERIES = 200  # about 12 kB each
 
-SensorKey = tuple[str, QuotaKind]
 Series = tuple[tuple[float, float], ...]
 """Rates of a sensor, each with the bound of its time, the oldest first, to the latest tick."""
 
@@ -31,7 +29,8 @@ class History:
 
     def __init__(self, readings: Callable[[Clock], Iterable[tuple[Meter, float]]]) -> None:
         self._readings = readings
-        self._series: dict[SensorKey, Series] = {}
+        self._series: dict[str, Series] = {}
+        """By the names of their sensors."""
         self._next_ms = 0.0
         """When the next sample is due; 0 before the first one."""
 
@@ -46,18 +45,17 @@ class History:
         # From one due time to the next, so that late ticks do not stretch the ten minutes.
         due_ms = self._next_ms or now_ms
         self._next_ms = max(due_ms + HISTORY_INTERVAL_MS, now_ms + HISTORY_INTERVAL_MS / 2)
-        highest = PagedRows[tuple[float, bool, SensorKey, Series]](
+        highest = PagedRows[tuple[float, bool, str, Series]](
             ListPage(MAX_SERIES), urgency=itemgetter(0, 1)
         )
         for meter, measured in self._readings(clock_ms):
-            key = meter.entity, meter.kind
-            before = self._series.get(key, ())
+            before = self._series.get(meter.name, ())
             if before or measured > 0:
                 series = *before[1 - SAMPLES :], (measured, meter.shown_bound)
                 peak = max(rate / bound for rate, bound in series)
-                highest.add((peak, len(before) > 0, key, series))
+                highest.add((peak, len(before) > 0, meter.name, series))
             yield
-        self._series = {key: series for _, _, key, series in highest.rows()}
+        self._series = {name: series for _, _, name, series in highest.rows()}
 
     def document(self, of: Meter) -> dict[str, object] | None:
         """Return the samples of a sensor for JSON, or None when there are none.
@@ -65,7 +63,7 @@ class History:
         `rates` has one figure for each `interval_s`, the oldest first and the last of the latest
         tick. `bounds` has a pair (position in `rates`, bound) wherever the bound changes.
         """
-        series = self._series.get((of.entity, of.kind))
+        series = self._series.get(of.name)
         if series is None:
             return None
         rates = [round(rate, 1) for rate, _ in series]
