@@ -246,9 +246,7 @@ HOLD = Model[HoldReason](
         "why": _why,
         "quota": lambda hold, _: hold.kind and str(hold.kind),
         "rule": lambda hold, now: hold.rule and rule_name(hold.rule, now),
-        "until": lambda hold, now: (
-            hold.until_ms and iso(now.now_s + (_left_s(hold.until_ms, now) or 0.0))
-        ),
+        "until": lambda hold, now: iso(now.at_s(hold.until_ms)),
         "ends_in_s": lambda hold, now: _left_s(hold.until_ms, now),
     },
 )

@@ -32,9 +32,9 @@ def iso(at_s: float | None) -> str | None:
     return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
 
 
-def left_s(until_s: float | None, now_s: float) -> float | None:
-    """Return for how long something goes on that ends then, in seconds for JSON."""
-    return None if until_s is None else round(max(until_s - now_s, 0.0), 1)
+def between_s(begin_s: float | None, end_s: float | None) -> float | None:
+    """Return how long it is from one time to another, in seconds for JSON; None for no time."""
+    return None if begin_s is None or end_s is None else round(max(end_s - begin_s, 0.0), 1)
 
 
 def rounded(rate: float | None, digits: int = 1) -> float | None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from metrics.clock import in_seconds
-from proxy.admin.document_models import Column, Model, RowContext, cut, picked, rounded
+from proxy.admin.document_models import Column, Model, RowContext, between_s, cut, picked, rounded
 from proxy.admin.pages import Key, ListPage, PagedRows
 from proxy.admin.pipeline_documents import (
     MAX_PIPELINE_SUMMARIES,
@@ -361,7 +361,7 @@ def _query_summary(document: Document, now_s: float) -> Document:
         "batch": batch
         and {
             **picked(batch, "id", "rows", "duration_s"),
-            "ended_ago_s": _ago(batch["ended"], now_s),
+            "ended_ago_s": between_s(batch["ended"], now_s),
         },
         **document["totals"],
         "commit": commit
@@ -369,7 +369,7 @@ def _query_summary(document: Document, now_s: float) -> Document:
             "group": commit["group"],
             "ok": commit["error"] is None,
             "error": cut(commit["error"]),
-            "ago_s": _ago(commit["last"], now_s),
+            "ago_s": between_s(commit["last"], now_s),
         },
         "adaptive": adaptive
         and {
@@ -388,7 +388,3 @@ def query_urgency(query: Document) -> tuple[bool, bool, bool, int]:
         commit is not None and commit["error"] is not None,
         totals["lag_records"] or 0,
     )
-
-
-def _ago(at_s: float | None, now_s: float) -> float | None:
-    return None if at_s is None else round(max(now_s - at_s, 0.0), 1)

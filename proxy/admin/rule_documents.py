@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 
-from proxy.admin.document_models import Model, RowContext, iso, left_s, picked
+from proxy.admin.document_models import Model, RowContext, between_s, iso, picked
 from proxy.admin.replies import ApiError, parsed, read_object, shown_json
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry, make_override
@@ -53,11 +53,10 @@ RULE = Model[RuleEntry](
         "bounds": lambda entry, _: _by_kind(entry.rule.bounds),
         "share": lambda entry, _: entry.rule.share and _share(entry.rule.share),
         "ceilings": lambda entry, _: _by_kind(entry.rule.ceilings),
-        "source": lambda entry, _: str(entry.source),
         "at": lambda entry, _: iso(entry.at_s),
         "until": lambda entry, _: iso(entry.until_s),
         "schedule": lambda entry, now: now.schedules.get(entry.rule.title),
-        "left_s": lambda entry, now: left_s(entry.until_s, now.now_s),
+        "left_s": lambda entry, now: between_s(now.now_s, entry.until_s),
         "when": lambda entry, _: entry.rule.when and entry.rule.when.document(),
         **{
             name: f"rule.{name}"
@@ -90,7 +89,7 @@ PAUSE = Model[QuotaPause](
         "selector": "name",
         "keys": lambda pause, _: dict(pause.keys),
         "until": lambda pause, _: iso(pause.until_s),
-        "left_s": lambda pause, now: left_s(pause.until_s, now.now_s),
+        "left_s": lambda pause, now: between_s(now.now_s, pause.until_s),
         "at": lambda pause, _: iso(pause.at_s),
     },
 )
