@@ -155,13 +155,12 @@ class Members:
         self, endpoint: Target, question: Question, headers: Mapping[str, str]
     ) -> Reply:
         """Return what another member says, as a member. Raises PeerError."""
-        name, limit_s = endpoint.name, MEMBER_TIMEOUT_S
+        name = endpoint.name
+        limit_s = CHANGE_TIMEOUT_S if question.may_change else MEMBER_TIMEOUT_S
         time_s = asyncio.get_running_loop().time
         if not endpoint.alive:
             raise PeerError(name, _SILENT, was_sent=False, alive=False)
-        if question.may_change:
-            limit_s = max(limit_s, CHANGE_TIMEOUT_S)
-        elif time_s() < self._spared.get(name, 0.0):
+        if not question.may_change and time_s() < self._spared.get(name, 0.0):
             why = f"it did not answer within {limit_s:g} s, a moment ago"
             raise PeerError(name, why, was_sent=False)
         try:

@@ -65,8 +65,6 @@ AWAY_LIMIT_S, AWAY_RETRY_S = 2.0, 0.1
 _LEADER = "which keeps what concerns all"
 _OWNER = "which owns the report's client"
 
-_NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
-
 _log = get_logger(__name__)
 
 
@@ -306,7 +304,8 @@ def _merged_body(answers: Answers, table: Sequence[Part], page: ListPage, more: 
         if document and fits(reply.member, document):
             documents[reply.member] = document
         elif reply.is_ok:
-            missing.append(PeerError(reply.member, _NOT_UNDERSTOOD))
+            why = "its answer is not understood; is it of another version?"
+            missing.append(PeerError(reply.member, why))
         elif reply.status != HTTPStatus.NOT_FOUND:  # which says that it has not what is asked for
             missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
@@ -323,8 +322,8 @@ def _merged_body(answers: Answers, table: Sequence[Part], page: ListPage, more: 
     merged["members"] = [
         {"name": name, "machine": machine_of(name), **about[name]} for name in names
     ]
-    why = {each.member: each.why for each in missing}
-    merged["unreachable"] = [{"name": name, "why": why[name]} for name in names if name in why]
+    silent = (each for each in merged["members"] if not each["answers"])
+    merged["unreachable"] = [{"name": each["name"], "why": each["problem"]} for each in silent]
     return written(merged)
 
 
