@@ -306,13 +306,10 @@ class AdminPort:
                 self._loop.remove_reader(sock.fileno())
                 self._loop.call_later(ADMIN_ACCEPT_PAUSE_S, self._watch_socket, sock)
                 return
-            self._begin(client, str(address[0]))
-
-    def _begin(self, client: socket.socket, address: str) -> None:
-        self._make_room(address)
-        client.setblocking(False)
-        connection = AdminTransport(self, client, address, self.make_http())
-        self._connections[connection.http] = connection
+            self._make_room(address[0])
+            client.setblocking(False)
+            connection = AdminTransport(self, client, address[0], self.make_http())
+            self._connections[connection.http] = connection
 
     def _make_room(self, address: str) -> None:
         """Close a connection, if there are as many as may be, for one more from an address.
