@@ -114,14 +114,13 @@ class AuditLog:
 
     async def reread(self) -> None:
         """Read what another process has recorded by now. Raises StateError."""
-        records = await asyncio.to_thread(self._store.items, _RECORDS.prefix)
-        self._changes.clear()
-        self._stored.clear()
-        self._next = 1
-        self._read(records)
+        self._read(await asyncio.to_thread(self._store.items, _RECORDS.prefix))
 
     def _read(self, records: Iterable[Record]) -> None:
-        unread = 0
+        """Put what the store has in the place of what was known."""
+        self._changes.clear()
+        self._stored.clear()
+        self._next, unread = 1, 0
         for record in records:
             try:
                 self._next = int(record.key.removeprefix(_RECORDS.prefix)) + 1

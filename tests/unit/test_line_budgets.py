@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4271, 2350),
     "proxy/onboarding": Budget(974, 700),
     "proxy/queries": Budget(798, 650),
-    "proxy/admin": Budget(6193, 4250),
+    "proxy/admin": Budget(6192, 4250),
     "proxy/config": Budget(2614, 2150),
     "proxy/relay": Budget(6788, 4300),
     "proxy/usage": Budget(997, 980),
