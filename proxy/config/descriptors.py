@@ -41,14 +41,13 @@ class FileShares:
         )
 
 
-def share_files(config: Config, allowed: int | None = None) -> FileShares:
-    """Return how the files that the system allows, `allowed`, are shared; None: asks the system.
+def share_files(config: Config) -> FileShares:
+    """Return how the files that the system allows are shared.
 
     So many clients are let in that there is always a file left for an operator, a broker and the
     state.
     """
-    if allowed is None:
-        _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
         allowed = sys.maxsize
     ranges = (listener.broker_ports for listener in config.listeners)

@@ -1,6 +1,7 @@
 """However few files the system allows, one is left for an operator, and people are told."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import Config, load_config
-from proxy.config.descriptors import FILES_PER_CLIENT, OTHER_FILES, share_files
+from proxy.config.descriptors import FILES_PER_CLIENT, OTHER_FILES, FileShares, share_files
 from proxy.relay.abandoned import MAX_ABANDONED
 from proxy.relay.pump import MAX_PIPES
 
@@ -32,15 +33,21 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return load_config(path)
 
 
+def shares_of(config: Config, allowed: int) -> FileShares:
+    """Return how so many files are shared."""
+    with patch("resource.getrlimit", return_value=(allowed, allowed)):
+        return share_files(config)
+
+
 def test_enough_is_enough(config: Config) -> None:
     for allowed in (NEEDED, 10 * NEEDED, -1):
-        shares = share_files(config, allowed)
+        shares = shares_of(config, allowed)
         assert (shares.clients, shares.admin, shares.needed) == (1000, 40, NEEDED)
         assert shares.hint is None
 
 
 def test_too_few_are_told_of_with_what_is_needed(config: Config) -> None:
-    shares = share_files(config, NEEDED - 1)
+    shares = shares_of(config, NEEDED - 1)
     assert (shares.clients, shares.admin) == (999, 40)
     assert shares.hint is not None
     assert f"raise the hard limit (ulimit -Hn, LimitNOFILE=) to {NEEDED}" in shares.hint
@@ -52,7 +59,7 @@ def test_the_systems_own_limit_is_asked_for(config: Config) -> None:
 
 @given(st.integers(1, 5000))
 def test_clients_never_take_what_is_for_others(config: Config, allowed: int) -> None:
-    shares = share_files(config, allowed)
+    shares = shares_of(config, allowed)
     assert shares.clients >= 1
     assert shares.admin >= 1
     if shares.clients > 1:
