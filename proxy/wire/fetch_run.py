@@ -6,10 +6,8 @@ from typing import TypeAlias
 from proxy.wire.apis import FETCH
 from proxy.wire.fetch import FetchedPartition
 from proxy.wire.fetch_response import fetch_form
+from proxy.wire.frames import FrameShape, frame_shape
 from proxy.wire.layout import request_layout, request_partitions, write_uvarint
-
-FrameShape: TypeAlias = tuple[bytes, bytes]
-"""A mask, and what is under it the same in all frames."""
 
 FetchRunShape: TypeAlias = tuple[FrameShape, FrameShape, int]
 """Of a whole request; of a response up to the length of its records; where the request has the
@@ -61,12 +59,5 @@ def fetch_run_shape(
         changes.append((epoch_at, _SIGN_OF_EPOCH))
     log = response_at + row_at + _LOG_AT, bytes(form.head.size - _LOG_AT)
     records_at = response_at + end - records_bytes - len(write_uvarint(records_bytes + 1))
-    before_records = _shape(response[:records_at], [_RESPONSE_START, log])
-    return _shape(request, changes), before_records, offset_at
-
-
-def _shape(frame: bytes, changes: list[tuple[int, bytes]]) -> FrameShape:
-    mask = bytearray(b"\xff" * len(frame))
-    for at, bits in changes:
-        mask[at : at + len(bits)] = bits
-    return bytes(mask), bytes(map(int.__and__, frame, mask))
+    before_records = frame_shape(response[:records_at], [_RESPONSE_START, log])
+    return frame_shape(request, changes), before_records, offset_at

@@ -1,9 +1,9 @@
 """Where a frame ends and what its header says, for requests and responses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from struct import Struct
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from proxy.wire.apis import (
     CONTROLLED_SHUTDOWN,
@@ -72,6 +72,18 @@ def unreadable_is_malformed() -> Iterator[None]:
         raise
     except UNREADABLE as error:
         raise MalformedResponse(f"a response to rewrite: {error}") from None
+
+
+FrameShape: TypeAlias = tuple[bytes, bytes]
+"""A mask, and what is under it the same in all frames that are alike."""
+
+
+def frame_shape(frame: bytes, changes: Iterable[tuple[int, bytes]]) -> FrameShape:
+    """Return what frames are like one in; `changes` are parts of the mask, and where they are."""
+    mask = bytearray(b"\xff" * len(frame))
+    for at, bits in changes:
+        mask[at : at + len(bits)] = bits
+    return bytes(mask), bytes(map(int.__and__, frame, mask))
 
 
 class RequestHead(NamedTuple):

@@ -12,7 +12,10 @@ from typing import NamedTuple
 from proxy.wire.apis import APIS, PRODUCE, RESPONSE_HEADER_BYTES
 from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import (
+    INT32,
+    FrameShape,
     MalformedFrame,
+    frame_shape,
     read_partitions,
     response_body_start,
     unreadable_is_malformed,
@@ -21,9 +24,9 @@ from proxy.wire.layout import (
     STEP_ELEMENTS,
     UNREADABLE,
     Buffer,
-    RecordLayout,
     request_partitions,
     response_layout,
+    response_partitions,
     skip_tags,
 )
 
@@ -55,8 +58,6 @@ MAX_SHAPE_BYTES = 4096
 """Longer responses are read each time."""
 
 NO_TAGS = b"\0"
-
-_NUMBERS = frozenset({"base_offset", "log_append_time_ms", "log_start_offset"})
 
 
 class ProducedPartition(NamedTuple):
@@ -234,7 +235,7 @@ class BrokerlessResponses:
     __slots__ = ("_by_version",)
 
     def __init__(self) -> None:
-        self._by_version: dict[int, list[tuple[bytes, bytes]]] = {}
+        self._by_version: dict[int, list[FrameShape]] = {}
 
     def knows(self, version: int, frame: memoryview) -> bool:
         """Return whether a whole response is like one that named no broker."""
@@ -250,37 +251,22 @@ class BrokerlessResponses:
         room = MAX_SHAPES - sum(map(len, self._by_version.values()))
         if not room or len(frame) > MAX_SHAPE_BYTES or self.knows(version, memoryview(frame)):
             return
-        mask = bytearray(b"\xff" * len(frame))
-        mask[:RESPONSE_HEADER_BYTES] = bytes(RESPONSE_HEADER_BYTES)
         with unreadable_is_malformed():
             layout = response_layout(PRODUCE, version)
+            fields = response_partitions(PRODUCE, version)
             pos = response_body_start(PRODUCE, version, frame)
             if frame[layout.seek(None, frame, pos) :] != NO_TAGS:
                 return
-            for start, end in _number_spans(layout, frame, pos):
-                mask[start:end] = bytes(end - start)
-        content = bytes(each & kept for each, kept in zip(frame, mask, strict=True))
-        self.pairs(version).append((bytes(mask), content))
+            throttle_at = layout.seek("throttle_time_ms", frame, pos)
+            numbers_at = fields.partition.seek("base_offset", b"", 0)
+            numbers = bytes(fields.head.size - numbers_at)
+            changes = [(row + numbers_at, numbers) for _, row, _ in fields.read(frame, pos)]
+        changes += (0, bytes(RESPONSE_HEADER_BYTES)), (throttle_at, bytes(INT32.size))
+        self.pairs(version).append(frame_shape(frame, changes))
 
-    def pairs(self, version: int) -> list[tuple[bytes, bytes]]:
-        """Return the masks of a version without the numbers, each with what is left under it.
+    def pairs(self, version: int) -> list[FrameShape]:
+        """Return the shapes of a version, without the numbers.
 
         The list grows, to MAX_SHAPES at most.
         """
         return self._by_version.setdefault(version, [])
-
-
-def _number_spans(layout: RecordLayout, frame: bytes, pos: int) -> list[tuple[int, int]]:
-    """Return where the numbers of a response body are that change from one to the next."""
-    found = [layout.spans(frame, pos)[0]["throttle_time_ms"]]
-    topics = layout.fields["responses"]
-    partitions = topics.element.fields["partition_responses"]
-    count, pos = topics.count(frame, layout.seek("responses", frame, pos))
-    for _ in range(count):
-        spans, end = topics.element.spans(frame, pos)
-        inner, pos = partitions.count(frame, spans["partition_responses"][0])
-        for _ in range(inner):
-            fields, pos = partitions.element.spans(frame, pos)
-            found += [span for name, span in fields.items() if name in _NUMBERS]
-        pos = end
-    return found
