@@ -13,7 +13,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, MutableMapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from typing import Any, NoReturn
@@ -120,14 +120,13 @@ class WorkerHandle:
         self.heard_s = 0.0
         """When it said something last, in the loop's time."""
         self._loop = asyncio.get_running_loop()
-        self._pidfd = -1
         self._failure: str | None = None
         self._is_ready = asyncio.Event()
         self._is_done = asyncio.Event()
         self.channel: socket.socket | None = None
         """The launcher's end."""
         self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
 
     async def fork(
         self, work: Callable[[socket.socket], int], not_its: Iterable[socket.socket]
@@ -138,18 +137,17 @@ class WorkerHandle:
         Raises WorkerError where the system has no room for another process.
         """
         try:
-            self.pid, self._pidfd, self.channel = _fork(work, not_its)
+            self.pid, self.channel = _fork(work, not_its)
         except OSError as error:
             text = f"worker {self.number} cannot be forked: {error.strerror or error}"
             raise WorkerError(text) from error
         self._failure, self.heard_s = None, self._loop.time()
         for event in (self.ended, self._is_ready, self._is_done):
             event.clear()
-        self._loop.add_reader(self._pidfd, self._has_ended)
         reader, self._writer = await asyncio.open_connection(
             sock=self.channel, limit=MAX_LINE_BYTES
         )
-        self._reading = asyncio.create_task(self._read(reader))
+        self._following = asyncio.create_task(self._follow(reader, self._writer))
 
     async def until_ready(self, limit_s: float) -> None:
         """Return when it could accept clients. Raises WorkerError."""
@@ -168,9 +166,8 @@ class WorkerHandle:
 
     def kill(self) -> None:
         """End its process at once; `ended` is set a moment later."""
-        if self.pid is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self.pid is not None:  # which no other process has as long as it is not waited for
+            os.kill(self.pid, signal.SIGKILL)
 
     def heard(self) -> None:
         """Take it for one that has said something just now."""
@@ -190,47 +187,34 @@ class WorkerHandle:
         if not event.is_set():
             raise WorkerError(f"worker {self.number} did not {what} within {limit_s:g} s")
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            self.heard()
-            word, _, rest = line.decode().rstrip().partition(" ")
-            if word == Notice.READY:
-                self._is_ready.set()
-            elif word == Notice.DONE:
-                self._is_done.set()
-            elif word == Notice.FAILED:
-                self._failure = str(json.loads(rest))
-
-    def _has_ended(self) -> None:
-        """Follow that the process has ended; what it said last is read first."""
-        self._loop.remove_reader(self._pidfd)
-        self._loop.create_task(self._forget())
-
-    async def _forget(self) -> None:
-        pid, self.serves = self.pid, False
-        assert pid is not None
-        if self._reading is not None:
-            await asyncio.wait((self._reading,), timeout=1)
-            self._reading.cancel()
-        if self._writer is not None:
-            self._writer.close()
-        os.waitpid(pid, 0)  # noqa: ASYNC222 - it has ended
-        os.close(self._pidfd)
-        self.pid = self.channel = self._writer = self._reading = None
+    async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take what it reports until its channel ends, which it does with the process."""
+        with suppress(OSError, ValueError):  # it had not read all; it sends no lines
+            while line := await reader.readline():
+                self.heard()
+                word, _, rest = line.decode().rstrip().partition(" ")
+                if word == Notice.READY:
+                    self._is_ready.set()
+                elif word == Notice.DONE:
+                    self._is_done.set()
+                elif word == Notice.FAILED:
+                    self._failure = str(json.loads(rest))
+        writer.close()
+        self.kill()  # most often it has ended
+        assert self.pid is not None
+        os.waitpid(self.pid, 0)  # noqa: ASYNC222 - that takes no time now
+        self.serves = False
+        self.pid = self.channel = self._writer = self._following = None
         for event in (self.ended, self._is_ready, self._is_done):
             event.set()
 
 
 def _fork(
     work: Callable[[socket.socket], int], not_its: Iterable[socket.socket]
-) -> tuple[int, int, socket.socket]:
-    """Start a process, see WorkerHandle; return it, its pidfd and our end of the channel.
-
-    Raises OSError; there is no process then.
-    """
+) -> tuple[int, socket.socket]:
+    """Start a process, see WorkerHandle; return it and our end of the channel. Raises OSError."""
     ours, theirs = socket.socketpair()
-    with theirs, ExitStack() as undoing:
-        undoing.enter_context(ours)
+    with theirs:
         parent = os.getpid()
         # A signal that arrives in between would be the launcher's, and told to both.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -244,17 +228,13 @@ def _fork(
                 for sock in (ours, *not_its):
                     sock.close()
                 _end_with(parent)
-                _leave(lambda: work(theirs))
+                _leave(lambda: work(theirs.dup()))  # the channel ends with the process, not before
+        except OSError:
+            ours.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        undoing.pop_all()
-    return pid, pidfd, ours
+    return pid, ours
 
 
 def _leave(work: Callable[[], int]) -> NoReturn:
