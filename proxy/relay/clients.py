@@ -73,10 +73,7 @@ class TopicSampler:
 
     def add(self, topic: TopicKey, size: int, weight: int) -> None:
         """Record what one of `weight` requests has of a topic; of an id when its name is known."""
-        if isinstance(topic, bytes):
-            self._names.when_known(topic, self._add, size * weight)
-        else:
-            self._add(topic, size * weight)
+        self._names.when_known(topic, self._add, size * weight)
 
     def walked(self, size: int, weight: int) -> None:
         """Record a request and its response, of so many bytes, that stands for `weight`."""

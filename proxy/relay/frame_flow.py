@@ -200,17 +200,13 @@ class FrameFlow(ABC):
                 if perf_counter() > end_s:
                     if not self._is_queued:
                         self._is_queued = True
-                        turn = partial(self._take_lane_turn, ready)
+                        turn = partial(self._take_turn, partial(self.run_lane, ready))
                         self._pair.services.paced_steps.queue(turn, self.address)
                     return
                 before = left
                 ready()
         except OSError as error:
             self._pair.close_failed(error)
-
-    def _take_lane_turn(self, ready: Callable[[], None]) -> None:
-        self._is_queued = False
-        self.run_lane(ready)
 
     def leave_lane(self, unsent: bytes, rest: bytes, error: int, body_bytes: int) -> None:
         """Handle what the lane did not: what it could not send, and what it read behind that.
@@ -302,9 +298,9 @@ class FrameFlow(ABC):
             (self.ready or self.run)()
             self._loop.call_soon(self._read_on)
 
-    def _take_turn(self) -> None:
+    def _take_turn(self, run: Callable[[], None] | None = None) -> None:
         self._is_queued = False
-        self.run()
+        (run or self.run)()
 
     def _run_in_turn(self) -> None:
         """Run with others that are as new, a few in each round: the loop's callback at first.

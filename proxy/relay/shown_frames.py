@@ -69,11 +69,10 @@ class ShownFrames:
 
 
 def _seen(kind: RequestKind, frame: bytes, read_ms: float) -> InterceptedRequest | None:
-    interceptor = kind.session.interceptor
-    if interceptor is None or not kind.is_wanted(read_ms):
+    if not kind.is_wanted(read_ms):
         return None
     try:
-        return interceptor.request(kind.first, memoryview(frame), read_ms)
+        return kind.session.interceptor.request(kind.first, memoryview(frame), read_ms)
     except TooManyElements:
         return None
 
