@@ -16,12 +16,6 @@ LOCAL = "local"
 LOOP = "loop"
 """The reason when an address leads to this proxy itself."""
 
-IS_THIS_PROXY = (
-    "is this proxy itself; fix: name brokers in cluster.bootstrap_servers, and in the brokers' "
-    "advertised.listeners"
-)
-"""Behind an address, for people."""
-
 CONNECTION_CLOSED = "closed"
 """The reason when a connection broke, or the broker closed it, without an answer."""
 
@@ -46,6 +40,12 @@ class RefusedError(Exception):
     def __init__(self, message: str, error_code: int) -> None:
         super().__init__(message)
         self.error_code = error_code
+
+
+def is_this_proxy(address: Address) -> str:
+    """Return, for people, that an address leads to this proxy itself, and how to mend it."""
+    fix = "name brokers in cluster.bootstrap_servers, and in the brokers' advertised.listeners"
+    return f"{address[0]}:{address[1]} is this proxy itself; fix: {fix}"
 
 
 def name_of(error_code: int) -> str:

@@ -13,12 +13,12 @@ from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import (
     CONNECTION_CLOSED,
-    IS_THIS_PROXY,
     LOCAL,
     LOGIN_REFUSED,
     LOOP,
     Address,
     UpstreamError,
+    is_this_proxy,
 )
 from proxy.relay.channel import Channel
 from proxy.relay.log_limiter import LogLimiter
@@ -80,7 +80,7 @@ class Brokers:
     def loop(self) -> str | None:
         """What leads to this proxy itself in the place of a broker, and how to mend it."""
         server = next(iter(self.bootstrap.loops), None)
-        return None if server is None else f"{server[0]}:{server[1]} {IS_THIS_PROXY}"
+        return None if server is None else is_this_proxy(server)
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Set a broker's real address, which is beyond doubt until it does not answer."""
@@ -124,7 +124,7 @@ class Brokers:
             server = self.bootstrap.probes.get(client_id)
         if server is not None:
             self.bootstrap.loops[server] += 1
-            raise UpstreamError(LOOP, f"{server[0]}:{server[1]} {IS_THIS_PROXY}")
+            raise UpstreamError(LOOP, is_this_proxy(server))
 
     async def monitor(self) -> None:
         """Probe the cluster until cancelled."""

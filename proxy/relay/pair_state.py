@@ -5,6 +5,7 @@ from functools import partial
 from typing import Protocol
 
 from metrics.clock import clock_ms
+from proxy.cluster.upstream import Address
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
 from proxy.quota.gate import Gate, Waiter
@@ -22,7 +23,7 @@ from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 from proxy.wire.produce import BrokerlessResponses
 
-AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
+AdvertiseTo = Callable[[ClientSession, int, str, int], Address | None]
 
 
 class _Flow(Protocol):

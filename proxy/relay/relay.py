@@ -12,7 +12,7 @@ from functools import partial
 from structlog import get_logger
 
 from proxy.cluster.dial import handshake, tune
-from proxy.cluster.upstream import LOCAL, UpstreamError
+from proxy.cluster.upstream import LOCAL, Address, UpstreamError
 from proxy.relay.brokers import Brokers
 from proxy.relay.channel import Channel, bound_buffers
 from proxy.relay.connection import Connection
@@ -263,18 +263,16 @@ class Relay:
             channel,
             origin,
             user,
-            dial=partial(self._dial, origin.node_id),
-            advertise=partial(self._advertise, origin.listener),
+            dial=self._dial,
+            advertise=self._advertise,
             on_heard=partial(self.silent.discard, silent),
-            on_close=partial(self._closed, origin),
+            on_close=self._closed,
         )
         silent.close, silent.sock = partial(connection.close, "evicted"), channel.sock
         self.connections.add(connection)
         connection.start()
 
-    async def _dial(
-        self, node_id: int | None, connection: Connection, client_id: str | None
-    ) -> Channel:
+    async def _dial(self, connection: Connection, client_id: str | None) -> Channel:
         """Connect to the client's broker, or to a bootstrap server where its address is of no use.
 
         After a restart a client may come back straight to a broker's port, and a cluster that
@@ -284,6 +282,7 @@ class Relay:
         connection is drained. Raises UpstreamError: where none answers, the broker's own.
         """
         self.brokers.refuse_loop(connection.channel, client_id)
+        node_id = connection.origin.node_id
         channel = failure = None
         if node_id in self.brokers.addresses:
             try:
@@ -306,15 +305,15 @@ class Relay:
         return channel
 
     def _advertise(
-        self, listener: Listener, session: ClientSession, node_id: int, host: str, port: int
-    ) -> tuple[str, int] | None:
-        """Record a broker's real address; return the one to tell a client of this listener."""
+        self, session: ClientSession, node_id: int, host: str, port: int
+    ) -> Address | None:
+        """Record a broker's real address; return the one to tell a client."""
         self.learn(node_id, host, port)
         if node_id not in self.brokers.addresses:
             return None
         if self._services.steering is not None:
             self._services.steering.learned(node_id, host, port)
-        return session.address_of(node_id) or listener.address_of(node_id)
+        return session.address_of(node_id) or session.origin.listener.address_of(node_id)
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Record a broker's real address; connections elsewhere in its place are drained."""
@@ -323,16 +322,16 @@ class Relay:
             # Not at once: we may be called for a response that it has to send first.
             self._services.loop.call_soon(connection.drain)
 
-    def _closed(self, origin: Origin, connection: Connection) -> None:
+    def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
         if connection.upstream is not None:
             self.brokers.disconnected(connection.upstream)
-        node_id = origin.node_id
+        node_id = connection.origin.node_id
         if node_id is not None and node_id in self.at_bootstrap:
             self.at_bootstrap[node_id].discard(connection)
             if not self.at_bootstrap[node_id]:
                 del self.at_bootstrap[node_id]
-        self._forget(origin)
+        self._forget(connection.origin)
 
     def _forget(self, origin: Origin) -> None:
         self.connected_through[origin.name] -= 1

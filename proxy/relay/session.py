@@ -27,9 +27,9 @@ class ClientSession:
     """The client of one connection: its quotas, its byte counters, and who sees its messages."""
 
     __slots__ = (
-        *("_began_alone", "_bytes", "_generation", "_origin", "_services"),
-        *("_steering", "_topics", "fetch_sizes", "has_asked", "identity", "interceptor"),
-        *("lacks_fallback", "owner", "quotas", "usage"),
+        *("_began_alone", "_bytes", "_generation", "_services", "_steering", "_topics"),
+        *("fetch_sizes", "has_asked", "identity", "interceptor", "lacks_fallback"),
+        *("origin", "owner", "quotas", "usage"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -40,7 +40,7 @@ class ClientSession:
         """The member that owns the client, if it is another one."""
         self.lacks_fallback = self._began_alone = False
         """Whether there is a fallback that the client may not know, as it came before that."""
-        self._origin, self._services, self._steering = origin, services, services.steering
+        self.origin, self._services, self._steering = origin, services, services.steering
         self._generation: int | None = None
         self.follow_owner()
         self._bytes: dict[int, CounterChild] = {}
@@ -81,7 +81,7 @@ class ClientSession:
         if not kind.is_time:
             self._services.instruments.visits_bytes_total.inc(value)
         if quotas.has(kind):
-            steering.visited(Visit(quotas.identity, self._origin.ip, kind, value))
+            steering.visited(Visit(quotas.identity, self.origin.ip, kind, value))
         return charge
 
     def address_of(self, node_id: int) -> Address | None:
@@ -91,12 +91,12 @@ class ClientSession:
         yet; it is served here.
         """
         self.follow_owner()
-        return None if self.owner is None else self.owner.address_of(self._origin.name, node_id)
+        return None if self.owner is None else self.owner.address_of(self.origin.name, node_id)
 
     @property
     def must_go(self) -> bool:
         """Whether another member owns the client, and can be reached in this one's place."""
-        owner, origin = self.owner, self._origin
+        owner, origin = self.owner, self.origin
         if owner is None:
             return False
         return origin.node_id is None or owner.address_of(origin.name, origin.node_id) is not None
@@ -113,12 +113,12 @@ class ClientSession:
         """
         steering = self._steering
         member = steering.fallback_of(self.identity) if steering is not None else None
-        return member.bootstrap_of(self._origin.name) if member is not None else None
+        return member.bootstrap_of(self.origin.name) if member is not None else None
 
     @property
     def is_at_fallback(self) -> bool:
         """Whether the client may take this for the fallback broker: that is a bootstrap port."""
-        return self._origin.node_id is None and self.fallback() is not None
+        return self.origin.node_id is None and self.fallback() is not None
 
     def count_bytes(self, api_key: int, count: int) -> None:
         """Add to bytes_total."""
