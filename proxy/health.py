@@ -51,7 +51,7 @@ def judge(brokers: Brokers, now_s: float, *, writable: bool) -> Readiness:
 
 
 class Health:
-    """Reads it from the parts; `certificates` gives those that are shown now."""
+    """Reads it from the parts, also for the metrics; `certificates` gives those shown now."""
 
     def __init__(
         self,
@@ -66,6 +66,20 @@ class Health:
         """Of the configuration, the newest first."""
         for result in ("ok", "failed"):  # one that is there from the start shows its first increase
             services.instruments.config_reloads_total.labels(result)
+        instruments, brokers, quotas = services.instruments, relay.brokers, services.quotas
+        instruments.connections_limit.set_function(lambda: services.limits.max_connections)
+        instruments.silent_connections.set_function(lambda: len(relay.silent))
+        instruments.cluster_reachable.set_function(lambda: brokers.answers)
+        instruments.login_refused.set_function(lambda: brokers.refusal is not None)
+        instruments.state_writable.set_function(lambda: store.writable)
+        instruments.rules_not_enforced.set_function(lambda: quotas.settings.observed_rules)
+        loaded = instruments.config_last_reload_successful
+        loaded.set_function(lambda: self.loads[0]["result"] == "ok")
+        for name, listener in relay.listeners.items():
+            instruments.brokers_without_port.labels(name).set_function(
+                listener.without_port.__len__
+            )
+        self.show_certificates()
 
     def record_load(self, result: str, message: str) -> None:
         """Count a load of the configuration that was just made, and remember it."""
@@ -103,24 +117,6 @@ class Health:
         """Return whether clients can be served."""
         now_s = self._services.loop.time()
         return judge(self._relay.brokers, now_s, writable=self._store.writable)
-
-    def show(self) -> None:
-        """Show by metrics what else only the log and the state would."""
-        services, relay = self._services, self._relay
-        instruments, brokers, quotas = services.instruments, relay.brokers, services.quotas
-        instruments.connections_limit.set_function(lambda: services.limits.max_connections)
-        instruments.silent_connections.set_function(lambda: len(relay.silent))
-        instruments.cluster_reachable.set_function(lambda: brokers.answers)
-        instruments.login_refused.set_function(lambda: brokers.refusal is not None)
-        instruments.state_writable.set_function(lambda: self._store.writable)
-        instruments.rules_not_enforced.set_function(lambda: quotas.settings.observed_rules)
-        loaded = instruments.config_last_reload_successful
-        loaded.set_function(lambda: self.loads[0]["result"] == "ok")
-        for name, listener in relay.listeners.items():
-            instruments.brokers_without_port.labels(name).set_function(
-                listener.without_port.__len__
-            )
-        self.show_certificates()
 
     def show_certificates(self) -> None:
         """Show when the certificates expire that were just loaded."""

@@ -258,7 +258,6 @@ class Member:
 
     def accept(self) -> None:
         """Accept clients, and start the work that goes on, which does not end."""
-        self._health.show()
         self._relay.accept()
         works: Sequence[Work] = (
             self._brokers.monitor,
