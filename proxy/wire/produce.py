@@ -21,6 +21,7 @@ from proxy.wire.frames import (
     unreadable_is_malformed,
 )
 from proxy.wire.layout import (
+    MAX_ELEMENTS,
     STEP_ELEMENTS,
     UNREADABLE,
     Buffer,
@@ -46,10 +47,6 @@ _LAST_OFFSET_DELTA_AT = 23
 BATCH_HEAD_BYTES = _LAST_OFFSET_DELTA_AT + _LAST_OFFSET_DELTA.size
 """What shows how long a record batch is, and where its offsets end."""
 MAX_LOG_OFFSET = 2**63 - 1
-
-MAX_PRODUCED = 10_000
-"""Topics and partitions of a request that is read at once, in some 10 ms. Producers name hundreds;
-a million empty ones fit into one."""
 
 MAX_SHAPES = 16
 """So many are remembered."""
@@ -84,7 +81,7 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
     """Return what a request appends; `body` is whole and starts behind the request's header.
 
     Partitions whose records can't be read as record batches are left out: the broker refuses them.
-    Nothing for versions that no schema here knows, and of more than MAX_PRODUCED topics and
+    Nothing for versions that no schema here knows, and of more than MAX_ELEMENTS topics and
     partitions. Raises MalformedFrame.
     """
     if not _is_read(version):
@@ -92,7 +89,7 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
     fields = request_partitions(PRODUCE, version, "index")
     head, read_count, is_tagged = fields.head, fields.read_count, fields.is_tagged
     records = fields.partition.fields["records"]
-    found, left = [], MAX_PRODUCED
+    found, left = [], MAX_ELEMENTS
     try:
         topics, pos = read_count(body, fields.seek(body, 0))
         for _ in range(topics):

@@ -11,9 +11,8 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, PRODUCE
 from proxy.wire.frames import MalformedFrame, MalformedResponse
-from proxy.wire.layout import MAX_TOPIC_BYTES, STEP_ELEMENTS
+from proxy.wire.layout import MAX_ELEMENTS, MAX_TOPIC_BYTES, STEP_ELEMENTS
 from proxy.wire.produce import (
-    MAX_PRODUCED,
     AppendedPartition,
     ProducedPartition,
     read_produce_request,
@@ -159,7 +158,7 @@ def test_of_many_topics_or_partitions_a_few_are_read_at_a_time(topics_count, par
 
 @pytest.mark.parametrize(("more", "is_read"), [(1, True), (2, False)])
 def test_a_request_with_more_partitions_than_producers_send_is_not_read(more, is_read):
-    of_each = dict.fromkeys(range(MAX_PRODUCED // 2 - 2), b"")
+    of_each = dict.fromkeys(range(MAX_ELEMENTS // 2 - 2), b"")
     wanted = {"a": {**of_each, 10**6: batch(1)}, "b": of_each}
     wanted |= {f"c{number}": {} for number in range(more)}
     read = read_produce_request(9, request_body(9, wanted))
