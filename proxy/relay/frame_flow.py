@@ -125,13 +125,12 @@ class FrameFlow(ABC):
     def _moved(self, count: int, *, is_whole: bool) -> None:
         """Record that so many bytes of a frame came behind its start, and whether all was sent."""
 
-    def connect(self, source: Channel | None, sink: Channel | None) -> None:
+    def connect(self, source: Channel, sink: Channel | None) -> None:
         """Set the sockets, as soon as each is there."""
         self._source, self._sink = source, sink
-        if source is not None and sink is not None:
+        if sink is not None:
             self._pump = Pump(source, sink, self._pair.services.pipes)
-        if source is not None:
-            self._pair.services.resets.watch(source.fd, self._read_on)
+        self._pair.services.resets.watch(source.fd, self._read_on)
 
     def close(self) -> None:
         """Stop. Sockets are the owner's to close."""

@@ -167,8 +167,8 @@ class Relay:
         self._services.resets.close()
 
     def _out_of_files(self, listener: str, error: OSError) -> None:
-        text = "can't accept"
-        self._services.count_fault("out_of_files", text, listener=listener, error=str(error))
+        about = {"listener": listener, "error": str(error)}
+        self._services.count_rejected("out_of_files", fault="can't accept", **about)
 
     def _accepted(self, sock: socket.socket, origin: Origin) -> None:
         reason = "cut_off" if self.is_cut_off else self._make_room(origin.ip)
@@ -252,8 +252,8 @@ class Relay:
             detail = str(error) or "no handshake in time"
             self._services.count_rejected("tls_handshake", **origin.about, detail=detail)
         elif error is not None:
-            fault = "internal_error", "unexpected error"
-            self._services.count_fault(*fault, exc_info=error, **origin.about)
+            about = {"fault": "unexpected error", **origin.about}
+            self._services.count_rejected("internal_error", exc_info=error, **about)
 
     def _begin(
         self, channel: Channel, origin: Origin, silent: SilentConnection, user: str | None

@@ -195,20 +195,16 @@ class Services:
         self.instruments.throttle_seconds.labels(charge.kind).observe(hold_ms / MS_PER_SECOND)
         self.quotas.held(charge, hold_ms, clock_ms())
 
-    def count_rejected(self, reason: str, *, peer: str | None = None, **about: object) -> None:
-        """Count and log a client that is turned away; `reason` is one of REJECTIONS."""
-        self.instruments.connections_rejected_total.labels(reason).inc()
-        self.log.warning("client rejected", reason=reason, peer=peer, **about)
-
-    def count_fault(
-        self, reason: str, event: str, *, peer: str | None = None, **about: object
+    def count_rejected(
+        self, reason: str, *, peer: str | None = None, fault: str | None = None, **about: object
     ) -> None:
-        """Count a connection that is lost to a fault of ours or of the system, and log the event.
+        """Count and log a client that is turned away; `reason` is one of REJECTIONS.
 
-        `reason` is one of REJECTIONS.
+        `fault`: the event to log where it is lost to one of ours or of the system.
         """
         self.instruments.connections_rejected_total.labels(reason).inc()
-        self.log.error(event, reason=reason, peer=peer, **about)
+        log = self.log.warning if fault is None else self.log.error
+        log(fault or "client rejected", reason=reason, peer=peer, **about)
 
     def count_upstream_error(
         self,
