@@ -24,6 +24,7 @@ from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
 from proxy.relay.silent_connections import SilentConnection, SilentConnections
 from proxy.relay.tls import principal_of, sni_of
+from proxy.tasks import end_tasks
 
 IDLE_CHECKS_PER_TIMEOUT = 4  # an idle connection is found at most a quarter of the timeout late
 MAX_IDLE_CHECK_S = 5.0  # and a request that was begun and not finished at most this late
@@ -155,13 +156,8 @@ class Relay:
         connections = tuple(self.connections)
         for connection in connections:
             connection.close("shutdown")
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(
-            *(connection.closed() for connection in connections),
-            *self._tasks,
-            return_exceptions=True,
-        )
+        await end_tasks(self._tasks)
+        await asyncio.gather(*(connection.closed() for connection in connections))
         self._services.abandoned.close()
         self._services.pipes.close()
         self._services.resets.close()
