@@ -53,8 +53,8 @@ class Brokers:
 
     def __init__(self, bootstrap: Bootstrap) -> None:
         self.bootstrap = bootstrap
-        self.reachable = False
-        """Whether the last probe was answered."""
+        self.reachable: bool | None = None
+        """Whether the last probe was answered; None before the first one."""
         self.refusal: str | None = None
         """Why the last probe could not log in; None when that is not what went wrong."""
         self.was_reachable = False
@@ -68,13 +68,12 @@ class Brokers:
         """The brokers that connections go to, by the ends of these."""
         self._ends: dict[Channel, Ends] = {}
         self._limited = LogLimiter(_log, clock_ms)
-        self._probed = False
         self._may_ask_metadata = True
 
     @property
     def answers(self) -> bool:
         """Whether a broker answered the last probe, if only to refuse the login."""
-        return self.reachable or self.refusal is not None
+        return bool(self.reachable) or self.refusal is not None
 
     @property
     def loop(self) -> str | None:
@@ -147,13 +146,13 @@ class Brokers:
         if error is None and not self.reachable:
             _log.info("cluster reachable", brokers=len(self.addresses))
         elif error is not None and (
-            self.reachable or not self._probed or (refusal and refusal != self.refusal)
+            self.reachable is not False or (refusal and refusal != self.refusal)
         ):
             text = self.loop or str(error) or type(error).__name__
             _log.warning("cluster not reachable", error=text)
             self._may_ask_metadata = True  # what is there next may let us
-        self.reachable, self.refusal, self._probed = error is None, refusal, True
-        self.was_reachable |= self.reachable
+        self.reachable, self.refusal = error is None, refusal
+        self.was_reachable |= error is None
         if self.answers:
             self.silent_since_s = None
         elif self.silent_since_s is None:
