@@ -125,7 +125,7 @@ def as_empty_broker(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
         else:
             spans = layout.spans(frame, pos)[0]
             body = _Element(layout, frame, spans)
-            edits = [body.no_elements(name) for name in _PER_BROKER_ARRAYS if name in spans]
+            edits = [body.empty(name) for name in _PER_BROKER_ARRAYS if name in spans]
         return (yield from _applied(frame, edits)) if edits else frame
 
 
@@ -211,9 +211,9 @@ class _Element:
         """Return the edit that gives a field another value."""
         return *self.spans[field], self.layout.fields[field].write(value)
 
-    def no_elements(self, field: str) -> _Edit:
-        """Return the edit that leaves nothing in an array."""
-        return *self.spans[field], self.layout.fields[field].length.write(0)
+    def empty(self, field: str, length: int = 0) -> _Edit:
+        """Return the edit that leaves nothing in an array; in a string, with NULL for a length."""
+        return *self.spans[field], self.layout.fields[field].length.write(length)
 
 
 _EditElement: TypeAlias = Callable[[_Element], list[_Edit] | None]
@@ -355,7 +355,7 @@ def _broker(broker: _Element, advertise: Advertise) -> list[_Edit] | None:
 def _empty_log_dir(log_dir: _Element) -> list[_Edit]:
     """Leave no replicas in a log dir, and its sizes unknown: the real broker tells them."""
     sizes = [name for name in ("total_bytes", "usable_bytes") if name in log_dir.spans]
-    return [log_dir.no_elements("topics"), *(log_dir.edit(name, _NO_SIZE) for name in sizes)]
+    return [log_dir.empty("topics"), *(log_dir.edit(name, _NO_SIZE) for name in sizes)]
 
 
 def _empty_config(result: _Element) -> list[_Edit]:
@@ -363,12 +363,8 @@ def _empty_config(result: _Element) -> list[_Edit]:
     of_broker = result.value("resource_type") in _BROKER_RESOURCES
     if not of_broker or result.value("resource_name") != str(FALLBACK_NODE_ID):
         return []
-    no_text = result.layout.fields["error_message"].length.write(NULL)
-    return [
-        result.edit("error_code", 0),
-        (*result.spans["error_message"], no_text),
-        result.no_elements("configs"),
-    ]
+    error, message = result.edit("error_code", 0), result.empty("error_message", NULL)
+    return [error, message, result.empty("configs")]
 
 
 def _coordinator(coordinator: _Element, advertise: Advertise) -> list[_Edit]:
