@@ -298,7 +298,7 @@ class RequestFlow(FrameFlow):
             self._sample(exchange, view[:frame_bytes], weight)
         is_read = len(view) >= frame_bytes and not exchange.has_more_topics
         if exchange.topic_sizes is not None and (is_read or frame_bytes > MAX_SEEN_BYTES):
-            self._charge_topics(exchange, exchange.topic_sizes, frame_bytes)
+            self._charge_topics(exchange, exchange.topic_sizes)
         most_seen = MAX_SEEN_ASK_BYTES if kind.acks is None else MAX_SEEN_BYTES
         is_shown = frame_bytes <= most_seen and kind.is_wanted(now_ms)
         if is_shown or exchange.topic_sizes is not None:
@@ -336,15 +336,15 @@ class RequestFlow(FrameFlow):
 
     def _sample(self, exchange: Exchange, view: memoryview, weight: int) -> None:
         """Have a request walked that stands for so many; `view` is what is there of it."""
-        kind, frame_bytes = exchange.kind, exchange.request_bytes
+        kind = exchange.kind
         if kind.api_key == FETCH:
             exchange.weight = weight
         elif exchange.topic_sizes is None:
             exchange.weight, start = weight, kind.first.header_end
-            sizes, is_all = self._read_topics(exchange, view), len(view) >= frame_bytes
+            sizes, is_all = self._read_topics(exchange, view), len(view) >= exchange.request_bytes
             is_one = not exchange.has_more_topics and names_one_topic(kind.version, view[start:])
             if is_one and not is_all:  # it need not be read whole
-                self._charge_topics(exchange, sizes, frame_bytes)
+                self._charge_topics(exchange, sizes)
 
     @staticmethod
     def _read_topics(exchange: Exchange, view: memoryview) -> dict[TopicKey, int]:
@@ -358,11 +358,9 @@ class RequestFlow(FrameFlow):
             sizes[next(reversed(sizes))] += frame_bytes - start - sum(sizes.values())
         return sizes
 
-    def _charge_topics(
-        self, exchange: Exchange, sizes: Mapping[TopicKey, int], frame_bytes: int
-    ) -> None:
+    def _charge_topics(self, exchange: Exchange, sizes: Mapping[TopicKey, int]) -> None:
         """Charge a Produce request of few topics, or that is not read whole, in one step."""
-        for _ in self._charging_topics(exchange, (sizes,), frame_bytes):
+        for _ in self._charging_topics(exchange, (sizes,), exchange.request_bytes):
             pass
 
     @staticmethod

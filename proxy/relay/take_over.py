@@ -131,7 +131,7 @@ class Predecessor:
             found = Counter((str(host), int(port)) for host, port in addresses)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TakeOverError(
-                f"process {self.pid} does not answer: {error or type(error).__name__}",
+                f"process {self.pid} does not answer: {error}",
                 "if it does not serve any more, kill it and start without --take-over",
             ) from None
         if form != TAKE_OVER_SCHEMA:
