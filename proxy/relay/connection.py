@@ -237,7 +237,6 @@ class Connection(PairState):
             self.services.loop.remove_reader(self.channel.fd)
         if self._dialling is not None:
             self._dialling.cancel()
-            self._dialling.add_done_callback(self._forget_dialling)
         self.client.leave()
         self.crowded.cancel()
         self.in_flight.clear()
@@ -387,6 +386,7 @@ class Connection(PairState):
 
     def _begin_dialling(self, client_id: str | None) -> None:
         self._dialling = self.services.loop.create_task(self._connect(client_id))
+        self._dialling.add_done_callback(self._forget_dialling)
 
     def follow_changes(self) -> None:
         """Wait for no longer than the client's quotas ask for now; send it on if it is to go.
@@ -433,10 +433,8 @@ class Connection(PairState):
         try:
             upstream = await self._dial(self, client_id)
         except Exception as error:  # whatever it is, it ends this pair only
-            self._dialling = None
             self.close_failed(error)
             return
-        self._dialling = None
         if self.life.state is not State.DIALLING:
             upstream.sock.close()
             return

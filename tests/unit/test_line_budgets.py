@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(798, 650),
     "proxy/admin": Budget(6192, 4250),
     "proxy/config": Budget(2613, 2150),
-    "proxy/relay": Budget(6768, 4300),
+    "proxy/relay": Budget(6766, 4300),
     "proxy/usage": Budget(997, 980),
     "proxy/pipeline": Budget(3094, 2700),
     "proxy/backpressure": Budget(2522, 1950),
