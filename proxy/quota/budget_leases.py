@@ -190,11 +190,26 @@ class OwnerVote:
 
 
 @dataclass(slots=True)
-class _UsedLease:
-    """A lease with what may be used of it at a time."""
+class UsedLease:
+    """A lease with what may be used of it at a time, by its member's clock, or by the owner's."""
 
-    lease: RateLease
-    until_ms: float
+    lease: RateLease = NO_LEASE
+    until_ms: float = -math.inf
+
+    def take(self, lease: RateLease, asked_ms: float, now_ms: float) -> bool:
+        """Use a lease that was asked for at `asked_ms`, unless a later one was there before.
+
+        Return whether to ask at once: it is a lower one, and others wait until that is confirmed.
+        """
+        if lease.number <= self.lease.number:
+            return False
+        before = self.rate(now_ms)
+        self.lease, self.until_ms = lease, asked_ms + lease.lasts_ms
+        return self.rate(now_ms) < before
+
+    def in_use(self, now_ms: float) -> RateLease:
+        """Return what is in use, for a demand whose number is above all before."""
+        return RateLease(self.lease.number, self.rate(now_ms), self.guaranteed(now_ms))
 
     def rate(self, now_ms: float) -> float:
         """Return the rate that may be used."""
@@ -207,34 +222,6 @@ class _UsedLease:
     def is_over(self, now_ms: float) -> bool:
         """Return whether nothing of it may be used any more."""
         return now_ms >= self.until_ms + GUARANTEE_MS
-
-
-class LeaseUser:
-    """A member's side: what it may use at a time by its own clock."""
-
-    def __init__(self) -> None:
-        self._used = _UsedLease(NO_LEASE, -math.inf)
-
-    def in_use(self, now_ms: float) -> RateLease:
-        """Return what is in use, for a demand whose number is above all before."""
-        lease = self._used.lease
-        guaranteed = min(self._used.guaranteed(now_ms), lease.rate)
-        return RateLease(lease.number, self.rate(now_ms), guaranteed)
-
-    def take(self, lease: RateLease, asked_ms: float, now_ms: float) -> bool:
-        """Use a lease that was asked for at `asked_ms`, unless a later one was there before.
-
-        Return whether to ask at once: it is a lower one, and others wait until that is confirmed.
-        """
-        if lease.number <= self._used.lease.number:
-            return False
-        before = self.rate(now_ms)
-        self._used = _UsedLease(lease, asked_ms + lease.lasts_ms)
-        return self.rate(now_ms) < before
-
-    def rate(self, now_ms: float) -> float:
-        """Return the rate that may be used now."""
-        return self._used.rate(now_ms)
 
 
 class Voters:
@@ -306,7 +293,7 @@ class _Holder:
     """Of its latest demand."""
     claim: BudgetClaim = NO_CLAIM
     heard_ms: float = -math.inf
-    leases: list[_UsedLease] = field(default_factory=list)
+    leases: list[UsedLease] = field(default_factory=list)
 
     def in_use(self, now_ms: float) -> float:
         """Return the largest rate that the member may use now."""
@@ -314,7 +301,7 @@ class _Holder:
         return max((each.rate(now_ms) for each in self.leases), default=0.0)
 
     def add(self, lease: RateLease, now_ms: float) -> None:
-        self.leases.append(_UsedLease(lease, now_ms + lease.lasts_ms + SKEW_MS))
+        self.leases.append(UsedLease(lease, now_ms + lease.lasts_ms + SKEW_MS))
 
 
 class BudgetOwner:

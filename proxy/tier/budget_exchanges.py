@@ -25,10 +25,10 @@ from proxy.quota.budget_leases import (
     BudgetClaim,
     BudgetOwner,
     Demand,
-    LeaseUser,
     OwnerVote,
     OwnerVotes,
     RateLease,
+    UsedLease,
     Voters,
     claim_of,
     is_idle,
@@ -88,7 +88,7 @@ class _Use:
 
     rule: str
     """Whose entity it is, as its own sensor is called."""
-    user: LeaseUser
+    lease: UsedLease
     answered_ms: float
     moved: float = 0.0
     """What was charged to its sensor until `asked_ms`."""
@@ -208,7 +208,7 @@ class BudgetExchanges:
         due: defaultdict[str, list[str]] = defaultdict(list)
         for at, (name, meter) in enumerate(tuple(self._quotas.leased.items()), 1):
             use = self._use(name, meter)
-            meter.lease_rate(use.user.rate(now_ms), now_ms)
+            meter.lease_rate(use.lease.rate(now_ms), now_ms)
             leased = self._leased.get(use.rule)
             owner = None if leased is None else owners[leased.slot]
             if owner is not None and use.is_due(meter, now_ms):
@@ -229,7 +229,7 @@ class BudgetExchanges:
         """Return what is used of a sensor's entity, under another rule the same as before."""
         use, rule = self._uses.get(name), sensor_name(meter.kind, meter.rule.shared_entity)
         if use is None:
-            use = self._uses[name] = _Use(rule, LeaseUser(), clock_ms())
+            use = self._uses[name] = _Use(rule, UsedLease(), clock_ms())
         if use.rule != rule:
             use.rule, use.is_urgent = rule, True
         return use
@@ -308,7 +308,7 @@ class BudgetExchanges:
         if use is None or meter is None or use.rule not in self._leased:
             return None
         claim = claim_of(meter, use.moved, now_ms - use.asked_ms, now_ms)
-        uses = use.user.in_use(now_ms)
+        uses = use.lease.in_use(now_ms)
         use.moved, use.asked_ms, use.is_urgent = meter.moved, now_ms, False
         return [use.rule, name, list(uses), claim.row()]
 
@@ -319,8 +319,8 @@ class BudgetExchanges:
             if use is None or meter is None:
                 continue
             use.answered_ms = now_ms
-            use.is_urgent = use.user.take(RateLease(*lease), asked_ms, now_ms)
-            meter.lease_rate(use.user.rate(now_ms), now_ms)
+            use.is_urgent = use.lease.take(RateLease(*lease), asked_ms, now_ms)
+            meter.lease_rate(use.lease.rate(now_ms), now_ms)
             if use.is_urgent:
                 self._wanted.set()
 

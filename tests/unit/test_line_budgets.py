@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/usage": Budget(997, 980),
     "proxy/pipeline": Budget(3094, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5664, 3100),
+    "proxy/quota": Budget(5651, 3100),
     "proxy/progress": Budget(3676, 2950),
     "proxy/state": Budget(2209, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

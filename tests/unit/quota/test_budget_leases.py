@@ -23,10 +23,10 @@ from proxy.quota.budget_leases import (
     BudgetClaim,
     BudgetOwner,
     Demand,
-    LeaseUser,
     OwnerVote,
     OwnerVotes,
     RateLease,
+    UsedLease,
     Voters,
 )
 from proxy.quota.shares import Claim, divide
@@ -72,7 +72,7 @@ class Network:
     delay_ms: Callable[[], float | None] = lambda: 1.0
     guaranteed: float = 0.0
     now_ms: float = 0.0
-    users: dict[str, tuple[str, OwnerVote, LeaseUser]] = field(init=False)
+    users: dict[str, tuple[str, OwnerVote, UsedLease]] = field(init=False)
     """By the names of members, with the names of their processes."""
     asked: dict[str, str] = field(default_factory=dict)
     """Whom a member takes for the owner, if not FIRST."""
@@ -116,8 +116,8 @@ class Network:
             process.view = number
             process.votes.voters.use(view, self.now_ms)
 
-    def new_user(self, name: str) -> tuple[str, OwnerVote, LeaseUser]:
-        return f"{name}#{self.now_ms}", OwnerVote(self.clock_ms(name)), LeaseUser()
+    def new_user(self, name: str) -> tuple[str, OwnerVote, UsedLease]:
+        return f"{name}#{self.now_ms}", OwnerVote(self.clock_ms(name)), UsedLease()
 
     def look(self, owner: str) -> None:
         self.at(self.now_ms + LOOK_EVERY_MS, lambda: self.look(owner))
@@ -386,7 +386,7 @@ def test_an_owner_that_stood_still_asks_for_votes_anew():
 
 
 def test_a_member_uses_no_lease_that_is_earlier_than_the_one_before():
-    user, first, second = LeaseUser(), 1, 2
+    user, first, second = UsedLease(), 1, 2
     assert not user.take(RateLease(second, 5.0, 1.0), 10.0, 10.0)
     assert not user.take(RateLease(first, 50.0, 1.0), 0.0, 10.0)
     assert user.rate(10.0) == 5.0

@@ -14,9 +14,9 @@ from proxy.quota.budget_leases import (
     BudgetOwner,
     Demand,
     InnerClaim,
-    LeaseUser,
     OwnerVotes,
     RateLease,
+    UsedLease,
     Voters,
     claim_of,
     is_idle,
@@ -42,7 +42,7 @@ class Member:
         self.quotas: QuotaManager = QuotaWorld(SHARED).quotas
         self.quotas.divide(lambda _: True)
         self.quotas.on_leased = lambda: world.loop.at(world.loop.now_ms, self.ask)
-        self.user, self.moved, self.asked_ms = LeaseUser(), 0.0, 0.0
+        self.user, self.moved, self.asked_ms = UsedLease(), 0.0, 0.0
 
     def look(self) -> None:
         now_ms = self.world.loop.now_ms
