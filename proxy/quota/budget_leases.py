@@ -225,7 +225,7 @@ class UsedLease:
 
 
 class Voters:
-    """The members whose votes count, as a process knows them."""
+    """The members whose votes count, as a process knows them; made anew when it stood still."""
 
     def __init__(self) -> None:
         self.members: frozenset[str] = frozenset()
@@ -238,10 +238,6 @@ class Voters:
         if members != self.members:
             self.members, self._changed_ms = members, now_ms
 
-    def doubt(self, now_ms: float) -> None:
-        """Take them for changed: this process stood still, and others may know newer ones."""
-        self._changed_ms = now_ms
-
     @property
     def sure_ms(self) -> float:
         """From when on no majority of others has another owner."""
@@ -249,7 +245,7 @@ class Voters:
 
 
 class OwnerVotes:
-    """The owner's side of one slot: the votes for this process."""
+    """The owner's side of one slot: the votes for this process, made anew with the voters."""
 
     def __init__(self, voters: Voters) -> None:
         self.voters = voters
@@ -265,11 +261,6 @@ class OwnerVotes:
         self._heard_ms[voter] = now_ms
         if self._begun_ms is None and self.lasts_ms(now_ms) > 0:
             self._begun_ms = now_ms
-
-    def forget(self) -> None:
-        """Lease nothing until a majority asks anew: this process stood still."""
-        self._heard_ms.clear()
-        self._begun_ms = None
 
     def lasts_ms(self, now_ms: float) -> float:
         """Return how long a lease may last that is given now; 0 or less without a majority."""

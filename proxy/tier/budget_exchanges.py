@@ -277,9 +277,8 @@ class BudgetExchanges:
         stood_still = now_ms - self._looked_ms >= SKEW_MS
         self._looked_ms = now_ms
         if stood_still:
-            self._voters.doubt(now_ms)
-        for votes in self._taken.values() if stood_still else ():
-            votes.forget()
+            self._voters = Voters()
+            self._taken = {slot: OwnerVotes(self._voters) for slot in self._taken}
         return stood_still
 
     async def _ask(self, owner: str, slots: Sequence[int], names: Sequence[str]) -> None:

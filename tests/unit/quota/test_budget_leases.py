@@ -59,8 +59,9 @@ class Process:
         stood_still = now_ms - self.looked_ms >= SKEW_MS
         self.looked_ms = now_ms
         if stood_still:
-            self.votes.forget()
-            self.votes.voters.doubt(now_ms)
+            members = self.votes.voters.members
+            self.votes = OwnerVotes(Voters())
+            self.votes.voters.use(members, now_ms)
         return not stood_still
 
 
