@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 from .values import format_size, number_parser, parse_count, parse_size
 
@@ -88,8 +88,7 @@ FORESEEN_KINDS = frozenset({CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE})
 all charged by themselves."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientIdentity:
+class ClientIdentity(NamedTuple):
     """What is known of the client behind a request."""
 
     listener: str

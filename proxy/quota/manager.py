@@ -3,10 +3,12 @@
 And what clients owe, told from one member to another.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from metrics import Instruments
 
@@ -24,7 +26,7 @@ MAX_PENDING = 10_000
 class Debt:
     """What one sensor owes."""
 
-    identity: ClientIdentity
+    identity: Annotated[ClientIdentity, Field(alias="client")]
     """A client that uses the sensor; all others of it have the same quota key."""
     entity: str
     kind: QuotaKind
@@ -45,23 +47,16 @@ class Debt:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it; `of` reads that."""
-        client = self.identity
-        return {
-            "client": [client.listener, client.user, client.client_id],
-            "entity": self.entity,
-            "kind": str(self.kind),
-            "owed_ms": self.owed_ms,
-            "held_ms": self.held_ms,
-        }
+        document: dict[str, Any] = _DEBTS.dump_python(self, mode="json", by_alias=True)
+        return document
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read a `document`. Raises KeyError, TypeError, ValueError for anything else."""
-        listener, user, client_id = document["client"]
-        identity = ClientIdentity(str(listener), user, client_id)
-        kind, owed_ms = QuotaKind(document["kind"]), float(document["owed_ms"])
-        held_ms = float(document["held_ms"])
-        return cls(identity, str(document["entity"]), kind, owed_ms, held_ms)
+    def of(cls, document: object) -> "Debt":
+        """Read a `document`. Raises ValueError for anything else."""
+        return _DEBTS.validate_python(document)
+
+
+_DEBTS = TypeAdapter(Debt)
 
 
 class QuotaManager(Meters):

@@ -40,9 +40,7 @@ _log = get_logger(__name__)
 
 def visit_row(visit: Visit) -> list[Any]:
     """Return a visit as JSON has it; `read_visit` reads that."""
-    identity = visit.identity
-    names = [identity.listener, identity.user, identity.client_id]
-    return [*names, visit.address, visit.kind.value, visit.amount]
+    return [*visit.identity, visit.address, visit.kind.value, visit.amount]
 
 
 def read_visit(row: Sequence[Any]) -> Visit:

@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(536, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1333, 650),
-    "proxy/tier": Budget(4270, 2350),
+    "proxy/tier": Budget(4268, 2350),
     "proxy/onboarding": Budget(974, 700),
     "proxy/queries": Budget(798, 650),
     "proxy/admin": Budget(6192, 4250),
@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/usage": Budget(997, 980),
     "proxy/pipeline": Budget(3094, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5642, 3100),
+    "proxy/quota": Budget(5636, 3100),
     "proxy/progress": Budget(3676, 2950),
     "proxy/state": Budget(2209, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
