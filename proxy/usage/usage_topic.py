@@ -25,7 +25,7 @@ from proxy.slices import Slices
 from proxy.state import StateError
 from proxy.state.kafka.messages import GZIP_CODE, batches
 from proxy.state.kafka.producer import SEQUENCES
-from proxy.state.kafka.state_topic import COMPACT, FencedError, StateTopic, settings
+from proxy.state.kafka.state_topic import COMPACT, FencedError, StateTopic
 from proxy.usage.usage_record import UsageKey, UsageRecord, message_key
 
 USAGE_PARTITIONS = 6
@@ -95,13 +95,14 @@ class UsageTopic(StateTopic):
                 "cleanup.policy=delete, or name another topic as usage.topic",
             )
 
-    def _settings(self, replicas: int) -> Mapping[str, str]:
+    @staticmethod
+    def settings(replicas: int) -> Mapping[str, str]:
         """See StateTopic."""
         return {
             "cleanup.policy": "delete",
             "compression.type": GZIP,  # Python reads it without more libraries
             "retention.ms": str(RETENTION_MS),
-            "min.insync.replicas": settings(replicas)["min.insync.replicas"],
+            "min.insync.replicas": StateTopic.settings(replicas)["min.insync.replicas"],
         }
 
     async def append(self, records: Sequence[UsageRecord]) -> None:

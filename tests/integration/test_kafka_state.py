@@ -37,7 +37,7 @@ from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.state import KafkaStore, Record, StateError
 from proxy.state.kafka import slot_store
 from proxy.state.kafka.producer import Producer
-from proxy.state.kafka.state_topic import StateTopic, settings
+from proxy.state.kafka.state_topic import StateTopic
 
 WRITER = """
 import sys
@@ -143,7 +143,7 @@ def test_the_topic_is_made_for_state(kafka, name, opened):
         assert len(admin.list_topics(name, timeout=30).topics[name].partitions) == 1
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         found = admin.describe_configs([resource])[resource].result(30)
-    wanted = settings(1)
+    wanted = StateTopic.settings(1)
     assert {key: found[key].value for key in wanted} == wanted
     assert found["cleanup.policy"].value == "compact"
 

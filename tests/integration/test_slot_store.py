@@ -37,7 +37,7 @@ from proxy.state import KafkaStore, Record, StateError
 from proxy.state.kafka import slot_store as store_module
 from proxy.state.kafka.slot_store import SlotStore
 from proxy.state.kafka.slot_table import GroupFence
-from proxy.state.kafka.state_topic import settings
+from proxy.state.kafka.state_topic import StateTopic
 
 PATIENCE_S = 30.0
 """More than a busy machine takes."""
@@ -180,7 +180,7 @@ def test_the_topic_is_made_with_a_partition_for_each_slot(kafka, name, opened):
         assert len(admin.list_topics(name, timeout=30).topics[name].partitions) == SLOTS
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         found = admin.describe_configs([resource])[resource].result(30)
-    wanted = settings(1)
+    wanted = StateTopic.settings(1)
     assert {key: found[key].value for key in wanted} == wanted
 
 

@@ -203,6 +203,25 @@ class StateTopic(KafkaClient):
                 found[part.partition_index] = part.offset
         return found
 
+    @staticmethod
+    def settings(replicas: int) -> Mapping[str, str]:
+        """Return what the topic is made with."""
+        return {
+            "cleanup.policy": COMPACT,
+            # Whatever the cluster does to other topics, we must be able to read this one.
+            "compression.type": "uncompressed",
+            # What is acknowledged outlives the loss of a broker, and one may be away meanwhile.
+            "min.insync.replicas": str(MAX_REPLICAS - 1) if replicas >= MAX_REPLICAS else "1",
+            # With more than a batch adds to its only record.
+            "max.message.bytes": str(MAX_RECORD_BYTES + 1024),
+            # Only closed segments are compacted. Small ones, closed soon, keep the start quick.
+            "segment.bytes": str(16 * 2**20),
+            "segment.ms": str(60 * 60 * 1000),
+            "min.cleanable.dirty.ratio": "0.1",
+            # For readers on their way only, and reading takes a minute at most.
+            "delete.retention.ms": str(60 * 60 * 1000),
+        }
+
     async def _ensure(self) -> None:
         retry, name = self.retry, self.name
         if await retry(self._find) is None:
@@ -255,7 +274,7 @@ class StateTopic(KafkaClient):
             num_partitions=self.partitions,
             replication_factor=replicas,
             assignments=[],
-            configs=list(self._settings(replicas).items()),
+            configs=list(self.settings(replicas).items()),
         )
         request = CreateTopicsRequest[4](
             topics=[topic], timeout_ms=CREATE_TIMEOUT_MS, validate_only=False
@@ -266,10 +285,6 @@ class StateTopic(KafkaClient):
         if made.error_code != ALREADY_EXISTS:  # by another proxy, or by us when the answer was lost
             self.check(made.error_code, f"make topic {self.name}", made.error_message)
 
-    def _settings(self, replicas: int) -> Mapping[str, str]:
-        """Return what the topic is made with."""
-        return settings(replicas)
-
     async def _configs(self) -> dict[str, str]:
         resource = TOPIC_RESOURCE, self.name, ["cleanup.policy", "compression.type"]
         request = DescribeConfigsRequest[1](resources=[resource], include_synonyms=False)
@@ -277,22 +292,3 @@ class StateTopic(KafkaClient):
         doing = f"see the settings of topic {self.name}"
         self.check(found.error_code, doing, found.error_message)
         return {config.name: config.value for config in found.configs}
-
-
-def settings(replicas: int) -> Mapping[str, str]:
-    """Return what the topic is made with."""
-    return {
-        "cleanup.policy": COMPACT,
-        # Whatever the cluster does to other topics, we must be able to read this one.
-        "compression.type": "uncompressed",
-        # What is acknowledged outlives the loss of a broker, and one may be away meanwhile.
-        "min.insync.replicas": str(MAX_REPLICAS - 1) if replicas >= MAX_REPLICAS else "1",
-        # With more than a batch adds to its only record.
-        "max.message.bytes": str(MAX_RECORD_BYTES + 1024),
-        # Only closed segments are compacted. Small ones, closed soon, keep the start quick.
-        "segment.bytes": str(16 * 2**20),
-        "segment.ms": str(60 * 60 * 1000),
-        "min.cleanable.dirty.ratio": "0.1",
-        # For readers on their way only, and reading takes a minute at most.
-        "delete.retention.ms": str(60 * 60 * 1000),
-    }

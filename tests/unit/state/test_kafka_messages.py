@@ -15,7 +15,7 @@ from proxy.state.kafka.messages import (
     read_message,
     to_message,
 )
-from proxy.state.kafka.state_topic import settings
+from proxy.state.kafka.state_topic import StateTopic
 
 
 def received(key, value, headers=(), offset=42):
@@ -74,7 +74,7 @@ def test_what_cannot_be_read_is_told_with_its_place(message, text):
 
 @pytest.mark.parametrize(("replicas", "in_sync"), [(1, "1"), (2, "1"), (3, "2")])
 def test_one_broker_of_three_may_be_away(replicas, in_sync):
-    assert settings(replicas)["min.insync.replicas"] == in_sync
+    assert StateTopic.settings(replicas)["min.insync.replicas"] == in_sync
 
 
 def fetched(size: int) -> SimpleNamespace:
