@@ -26,6 +26,7 @@ from proxy.garbage import spare_full_collections
 from proxy.log_queue import log_queue
 from proxy.member import PORT_ERRORS, SETTLED_S, Member
 from proxy.state import StateError
+from proxy.tasks import wait_at_most
 from proxy.tier.group.group_member import MembershipError
 
 BEAT_INTERVAL_S, HANG_S = 2.0, 10.0
@@ -179,9 +180,7 @@ class WorkerHandle:
 
     async def _until(self, event: asyncio.Event, what: str, limit_s: float) -> None:
         if not self.ended.is_set():  # which sets the event, too
-            with suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
-                    await event.wait()
+            await wait_at_most(limit_s, event.wait())
         if self.ended.is_set():
             raise WorkerError(self._failure or f"worker {self.number} has ended; see the log")
         if not event.is_set():

@@ -37,6 +37,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.slices import Slices
 from proxy.state import Document, StateError, Store
+from proxy.tasks import wait_at_most
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
@@ -355,9 +356,7 @@ class Queries:
 
     async def _write_on(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(QUERIES_TICK_S):
-                    await self._to_write.wait()
+            await wait_at_most(QUERIES_TICK_S, self._to_write.wait())
             self._to_write.clear()
             await self._write()
             await asyncio.sleep(WRITE_PAUSE_S)

@@ -5,7 +5,6 @@ import socket
 import ssl
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +23,7 @@ from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
 from proxy.relay.silent_connections import SilentConnection, SilentConnections
 from proxy.relay.tls import principal_of, sni_of
-from proxy.tasks import end_tasks
+from proxy.tasks import end_tasks, wait_at_most
 
 IDLE_CHECKS_PER_TIMEOUT = 4  # an idle connection is found at most a quarter of the timeout late
 MAX_IDLE_CHECK_S = 5.0  # and a request that was begun and not finished at most this late
@@ -142,9 +141,7 @@ class Relay:
         self._services.reapers.release_all()
         self._empty.clear()
         if self.connected:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._services.limits.drain_timeout_s):
-                    await self._empty.wait()
+            await wait_at_most(self._services.limits.drain_timeout_s, self._empty.wait())
         if count := len(self.connections):
             _log.warning("closing connections that did not drain", connections=count)
         await self.close()

@@ -8,7 +8,6 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import Meter, sensor_name
 from proxy.quota.rules import Budget, Rule
 from proxy.state import Document
+from proxy.tasks import wait_at_most
 from proxy.tier.peer_client import BUDGETS_PATH, PeerError
 from proxy.tier.peers import Peers, PeerTasks
 from proxy.tier.quota_keys import QuotaKeys
@@ -154,9 +154,7 @@ class BudgetExchanges:
             while True:
                 self._wanted.clear()
                 await self._look()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LEASE_LOOK_S):
-                        await self._wanted.wait()
+                await wait_at_most(LEASE_LOOK_S, self._wanted.wait())
         finally:
             await self._asking.end()
 

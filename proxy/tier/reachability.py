@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 
 from structlog import get_logger
 
 from proxy.cluster.upstream import Address
+from proxy.tasks import wait_at_most
 from proxy.tier.slot_map import MemberAddresses
 
 CONNECT_LIMIT_S = 3.0
@@ -101,9 +101,7 @@ class ReachabilityProbe:
         while True:
             self._is_new.clear()
             await self.look()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TRY_AGAIN_S):
-                    await self._is_new.wait()
+            await wait_at_most(TRY_AGAIN_S, self._is_new.wait())
 
     async def look(self) -> None:
         """Try what is new, and what could not be reached, once."""

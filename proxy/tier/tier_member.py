@@ -26,7 +26,7 @@ from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import Document, StateError, Store
-from proxy.tasks import end_tasks
+from proxy.tasks import end_tasks, wait_at_most
 from proxy.tier.budget_exchanges import BudgetExchanges
 from proxy.tier.group.group_documents import Assignment, Subscription
 from proxy.tier.group.group_member import GroupMember, group_beside, until_vacant
@@ -257,9 +257,7 @@ class TierMember:
         if not for_successor and not self._failed.done():
             self._is_leaving = True
             member.request_rebalance(at_once=True)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(GIVE_AWAY_LIMIT_S):
-                    await self._ownership.until_handed_over()
+            await wait_at_most(GIVE_AWAY_LIMIT_S, self._ownership.until_handed_over())
         self._ownership.has_left = not for_successor
         member.stop()
         if not self._failed.done():

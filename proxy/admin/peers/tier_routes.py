@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +16,7 @@ from proxy.admin.port.guard import require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body, read_whole
 from proxy.quota.manager import Debt
 from proxy.state import Record
+from proxy.tasks import wait_at_most
 from proxy.tier.peer_client import ALIVE_PATH, BUDGETS_PATH, LONG_S, RECORDS_PATH, VISITS_PATH
 from proxy.tier.tier_member import TierMember
 
@@ -58,9 +59,7 @@ class TierRoutes:
     async def _get_alive(self, request: web.Request) -> web.Response:
         require_all_rights(current_author())
         if request.query.get("until") == "ended":
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LONG_S):
-                    await self._ended.wait()
+            await wait_at_most(LONG_S, self._ended.wait())
         return answer(self._tier.alive())
 
     async def _post_visits(self, request: web.Request) -> web.Response:

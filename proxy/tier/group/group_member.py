@@ -17,6 +17,7 @@ from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
 from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError, name_of
 from proxy.state import GroupFence
+from proxy.tasks import wait_at_most
 from proxy.tier.slot_balance import Placement, placed_slots
 
 from .assignor import assign_to_members
@@ -233,9 +234,7 @@ class GroupMember:
                 backoff_s = MIN_JOIN_BACKOFF_S
                 continue
             self._wanted.set()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(backoff_s):
-                    await self._stopping.wait()
+            await wait_at_most(backoff_s, self._stopping.wait())
             backoff_s = min(2 * backoff_s, MAX_JOIN_BACKOFF_S)
 
     async def _try_round(self, tasks: asyncio.TaskGroup) -> bool:
@@ -345,9 +344,7 @@ class GroupMember:
             newest = self._slots.assignment
             is_settled = newest is None or newest.is_settled
             interval_s = HEARTBEAT_INTERVAL_S if is_settled else UNSETTLED_INTERVAL_S
-            with suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await self._beats_now.wait()
+            await wait_at_most(interval_s, self._beats_now.wait())
             self._beats_now.clear()
             fence, sent_s = self.fence, time.monotonic()
             if not fence.member_id or fence.generation == NO_GENERATION:
@@ -533,9 +530,7 @@ async def group_beside(
             described = (await client.ask(describe_request(*tiers), broker)).groups
             members.update((each.group_id, each.members) for each in described)
 
-    with suppress(TimeoutError):
-        async with asyncio.timeout(ANSWER_LIMIT_S):
-            await asyncio.gather(*map(look, brokers))
+    await wait_at_most(ANSWER_LIMIT_S, asyncio.gather(*map(look, brokers)))
     if members.pop(group_id, None):
         return None
     for group, each in members.items():
