@@ -6,11 +6,12 @@ And what clients owe, told from one member to another.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from metrics import Instruments
+from proxy.state import Documented
 
 from .client_quotas import ClientQuotas
 from .entities import ClientIdentity, QuotaKind
@@ -23,7 +24,7 @@ MAX_PENDING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Debt:
+class Debt(Documented):
     """What one sensor owes."""
 
     identity: Annotated[ClientIdentity, Field(alias="client")]
@@ -44,19 +45,6 @@ class Debt:
         """Return what is left of it after so long, which may be nothing, or less."""
         owed_ms, held_ms = self.owed_ms - passed_ms, max(self.held_ms - passed_ms, 0.0)
         return replace(self, owed_ms=owed_ms, held_ms=held_ms)
-
-    def document(self) -> dict[str, Any]:
-        """Return it as JSON has it; `of` reads that."""
-        document: dict[str, Any] = _DEBTS.dump_python(self, mode="json", by_alias=True)
-        return document
-
-    @classmethod
-    def of(cls, document: object) -> "Debt":
-        """Read a `document`. Raises ValueError for anything else."""
-        return _DEBTS.validate_python(document)
-
-
-_DEBTS = TypeAdapter(Debt)
 
 
 class QuotaManager(Meters):

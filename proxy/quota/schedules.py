@@ -4,15 +4,17 @@ import difflib
 import re
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from functools import cache
+from functools import cache, partial
 from itertools import product
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Field
+
+from proxy.state import Documented
 
 from .fields import Loc, Settings
 from .values import BadValueError, shown
@@ -49,16 +51,11 @@ def parse_days(value: object) -> tuple[str, ...]:
 
 
 def parse_time(value: object, latest: str = "23:59") -> str:
-    """Return a time of day. Raises BadValueError for anything else."""
+    """Return a time of day, up to the latest one. Raises BadValueError for anything else."""
     if isinstance(value, str) and (value == latest or _TIME.fullmatch(value)):
         return value
     fix = f'write hours and minutes in quotes, from "00:00" to "{latest}"'
     raise BadValueError(f"{shown(value)} is not a time of day", fix)
-
-
-def parse_end(value: object) -> str:
-    """Return a time of day, which may be its end. Raises BadValueError for anything else."""
-    return parse_time(value, _END)
 
 
 def parse_timezone(value: object) -> str:
@@ -78,7 +75,7 @@ def parse_timezone(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule(Settings):
+class Schedule(Settings, Documented):
     """Times of a week by the clock of a time zone; the values are as the functions here read them.
 
     In place of a time that the clock leaves out stands the one at which it goes on. One that comes
@@ -88,22 +85,12 @@ class Schedule(Settings):
     days: Annotated[tuple[str, ...], BeforeValidator(parse_days)] = ("mon-sun",)
     """On which it begins: days and ranges of days."""
     begin: Annotated[str, BeforeValidator(parse_time), Field(alias="from")] = "00:00"
-    end: Annotated[str, BeforeValidator(parse_end), Field(alias="to")] = _END
+    end: Annotated[str, BeforeValidator(partial(parse_time, latest=_END)), Field(alias="to")] = _END
     """Not included. At or before `begin`: on the next day."""
     timezone: Annotated[str, BeforeValidator(parse_timezone)] = "UTC"
 
     def __str__(self) -> str:
         return f"{', '.join(self.days)} {self.begin} to {self.end} {self.timezone}"
-
-    def document(self) -> dict[str, Any]:
-        """Return it as JSON has it, in the words of the configuration; `of` reads that."""
-        document: dict[str, Any] = _DOCUMENTS.dump_python(self, mode="json", by_alias=True)
-        return document
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> "Schedule":
-        """Read a `document`. Raises ValueError for anything else."""
-        return _DOCUMENTS.validate_python(document)
 
     def is_in(self, at: datetime) -> bool:
         """Return whether a time, of any zone, is one of its times."""
@@ -168,9 +155,6 @@ class Schedule(Settings):
             day = today + ahead * DAY
             if day.weekday() in weekdays:
                 yield _instant(zone, day, begin, fold=0), _instant(zone, day, end, fold=1)
-
-
-_DOCUMENTS: Final = TypeAdapter(Schedule)
 
 
 def _not_empty(value: object) -> object:

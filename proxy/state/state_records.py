@@ -1,13 +1,13 @@
-"""What of a part's state is to be written, and how its records are keyed and read."""
+"""What of a part's state is to be written, how its records are keyed and read, and documents."""
 
 from collections.abc import Container
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from .store import SEPARATOR, Json, Record
 
@@ -57,6 +57,28 @@ class RecordFormat(Generic[Form]):
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+class Documented:
+    """A dataclass with a JSON object of its fields."""
+
+    __slots__ = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it; `of` reads that."""
+        document: dict[str, Any] = self._adapter().dump_python(self, mode="json", by_alias=True)
+        return document
+
+    @classmethod
+    def of(cls, document: object) -> Self:
+        """Read a `document`. Raises ValueError for anything else."""
+        read: Self = cls._adapter().validate_python(document)
+        return read
+
+    @classmethod
+    @cache
+    def _adapter(cls) -> TypeAdapter[Any]:
+        return TypeAdapter(cls)
 
 
 class RecordSource(Protocol):

@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(535, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1333, 650),
-    "proxy/tier": Budget(4257, 2350),
+    "proxy/tier": Budget(4251, 2350),
     "proxy/onboarding": Budget(974, 700),
     "proxy/queries": Budget(797, 650),
     "proxy/admin": Budget(6191, 4250),
@@ -32,9 +32,9 @@ BUDGETS = {
     "proxy/usage": Budget(998, 980),
     "proxy/pipeline": Budget(3094, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5636, 3100),
+    "proxy/quota": Budget(5608, 3100),
     "proxy/progress": Budget(3676, 2950),
-    "proxy/state": Budget(2205, 1300),
+    "proxy/state": Budget(2228, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5389, 4430
     ),

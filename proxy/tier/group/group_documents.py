@@ -7,11 +7,11 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, Self, TypeAlias, cast
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import PlainSerializer, PlainValidator
 
+from proxy.state import Documented
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
 
@@ -73,29 +73,23 @@ def unpack(data: bytes) -> dict[str, Any]:
     return document
 
 
-@lru_cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-class UserData:
+class UserData(Documented):
     """A dataclass that Kafka carries."""
 
     __slots__ = ()
 
     def encode(self) -> bytes:
         """Return the bytes that `decode` reads."""
-        return pack(_adapter(cast(Any, type(self))).dump_python(self, mode="json"))
+        return pack(self.document())
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read what was encoded; raises FormError."""
-        document, kind = unpack(data), cast(Any, cls)
+        document = unpack(data)
         try:
-            read: Self = _adapter(kind).validate_python(document)
+            return cls.of(document)
         except (TypeError, ValueError) as error:
             raise FormError(f"not as a proxy writes it: {error}") from error
-        return read
 
 
 @dataclass(frozen=True, slots=True)
