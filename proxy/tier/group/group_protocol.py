@@ -26,14 +26,6 @@ PROTOCOL_TYPE = "quota-proxy"
 
 PROTOCOL_NAME = "slots"
 
-JOIN_VERSION = 5
-SYNC_VERSION = 3
-HEARTBEAT_VERSION = 3
-LEAVE_VERSION = 3
-LIST_GROUPS_VERSION = 2
-DESCRIBE_GROUPS_VERSION = 4
-"""The first that tells names (group.instance.id). Since Kafka 2.4."""
-
 NO_MEMBER_ID = ""
 MEMBER_ID_REQUIRED = 79
 REBALANCE_IN_PROGRESS = 27
@@ -112,7 +104,7 @@ def explain_refusal(error_code: int, fence: GroupFence, session_timeout_s: float
 def join_request(fence: GroupFence, session_timeout_s: float, subscription: bytes) -> Any:
     """Return the request to take part in the next round, which waits a session's time for all."""
     timeout_ms = round(session_timeout_s * MS_PER_SECOND)
-    return JoinGroupRequest[JOIN_VERSION](
+    return JoinGroupRequest[5](
         **_place_in(fence),
         session_timeout_ms=timeout_ms,
         rebalance_timeout_ms=timeout_ms,
@@ -123,31 +115,31 @@ def join_request(fence: GroupFence, session_timeout_s: float, subscription: byte
 
 def sync_request(fence: GroupFence, assignments: Mapping[str, bytes]) -> Any:
     """Return the request for our assignment; `assignments` are the leader's to all."""
-    return SyncGroupRequest[SYNC_VERSION](
+    return SyncGroupRequest[3](
         **_place_in(fence), generation_id=fence.generation, assignments=list(assignments.items())
     )
 
 
 def heartbeat_request(fence: GroupFence) -> Any:
     """Return the request to stay a member."""
-    return HeartbeatRequest[HEARTBEAT_VERSION](**_place_in(fence), generation_id=fence.generation)
+    return HeartbeatRequest[3](**_place_in(fence), generation_id=fence.generation)
 
 
 def leave_request(fence: GroupFence) -> Any:
     """Return the request to give up our place at once."""
-    return LeaveGroupRequest[LEAVE_VERSION](
+    return LeaveGroupRequest[3](
         group_id=fence.group_id, members=[(fence.member_id, fence.instance_id)]
     )
 
 
 def list_request() -> Any:
     """Return the request for the groups that a broker coordinates."""
-    return ListGroupsRequest[LIST_GROUPS_VERSION]()
+    return ListGroupsRequest[2]()
 
 
 def describe_request(*group_ids: str) -> Any:
-    """Return the request for the members of groups."""
-    return DescribeGroupsRequest[DESCRIBE_GROUPS_VERSION](groups=list(group_ids))
+    """Return the request for the members of groups with their names (since Kafka 2.4)."""
+    return DescribeGroupsRequest[4](groups=list(group_ids))
 
 
 def _place_in(fence: GroupFence) -> dict[str, Any]:
