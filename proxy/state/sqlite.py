@@ -22,7 +22,7 @@ from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 
-from .store import DamagedError, MemoryStore, Record, StateError, Store
+from .store import ClosedError, DamagedError, MemoryStore, Record, StateError, Store
 
 _log = get_logger(__name__)
 
@@ -148,7 +148,7 @@ class SqliteStore(Store):
     def _use(self) -> Iterator[sqlite3.Connection]:
         with self._lock, self._explained():
             if self.connection is None:
-                raise RuntimeError(f"the state in {self._name} is closed")
+                raise ClosedError
             yield self.connection
 
     @contextmanager

@@ -35,6 +35,16 @@ class DamagedError(StateError):
     """What is kept cannot be read, and never will be."""
 
 
+class ClosedError(StateError):
+    """The state was closed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the state is not open, since another proxy took it over or it could not be opened",
+            "wait for the end of the take-over; after one that failed restart quota-proxy",
+        )
+
+
 class UnknownFormError(ValueError):
     """A record was written by another version of the program, and is to be left as it is."""
 
@@ -89,7 +99,7 @@ class Store(ABC):
     """Records by key, kept until they are deleted; may be used from several threads.
 
     What was written is kept when the method returns; nothing of it when it raised. Every method
-    raises StateError when the state cannot be read or written, and RuntimeError after `close`.
+    raises StateError when the state cannot be read or written, a ClosedError after `close`.
     """
 
     def get(self, key: str) -> Record | None:
@@ -157,5 +167,5 @@ class MemoryStore(Store):
 
     def _open(self) -> dict[str, Record]:
         if self._records is None:
-            raise RuntimeError("the state is closed")
+            raise ClosedError
         return self._records

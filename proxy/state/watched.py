@@ -1,8 +1,8 @@
 """Watches whether a store takes what is written."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from structlog import get_logger
 
@@ -19,32 +19,29 @@ _log = get_logger(__name__)
 class WriteProbe(Store):
     """Another store, and if it took the last write: that should not show at the next override.
 
-    Raises StateError from `close` until `use`.
+    After `close` another one may come by `use`.
     """
 
     def __init__(self, store: Store) -> None:
         self.inner = store
         self.watch_key: Callable[[], str | None] = lambda: WATCH_KEY
         """Gives the key that `check` writes; None: there is none that may be written now."""
-        self._closed = False
         self._is_idle = True
         """Whether nothing was written since the last check."""
         self.writable = True
 
     def use(self, store: Store) -> None:
         """Replace the store: the one before is closed, or was empty."""
-        self.inner, self._closed, self.writable = store, False, True
+        self.inner, self.writable = store, True
 
     def items(self, prefix: str) -> list[Record]:
         """Return the records whose key begins with `prefix`, sorted by key."""
-        with self._explained():
-            return self.inner.items(prefix)
+        return self.inner.items(prefix)
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
         """Delete keys and write records, all or nothing."""
         try:
-            with self._explained():
-                self.inner.put_many(records, delete=delete)
+            self.inner.put_many(records, delete=delete)
         except StateError as error:
             if self.writable:
                 _log.error("state not writable", problem=error.what, fix=error.fix)
@@ -59,20 +56,8 @@ class WriteProbe(Store):
         self._writing.submit(self._close).result()
 
     def _close(self) -> None:
-        self._closed, self.writable = True, False
+        self.writable = False
         self.inner.close()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError:
-            if not self._closed:
-                raise
-            raise StateError(
-                "the state is not open, since another proxy took it over or it could not be opened",
-                "wait for the end of the take-over; after one that failed restart quota-proxy",
-            ) from None
 
     async def watch(self) -> None:
         """Write something now and then when nobody else does, until cancelled."""
@@ -82,7 +67,7 @@ class WriteProbe(Store):
 
     def check(self) -> None:
         """Write something if nothing was written since the last check, or if that failed."""
-        if not self._closed and (self._is_idle or not self.writable):
+        if self._is_idle or not self.writable:
             key = self.watch_key()
             with suppress(StateError):
                 if key is not None:

@@ -38,6 +38,7 @@ from proxy.state.kafka import slot_store as store_module
 from proxy.state.kafka.slot_store import SlotStore
 from proxy.state.kafka.slot_table import GroupFence
 from proxy.state.kafka.state_topic import StateTopic
+from proxy.state.store import ClosedError
 
 PATIENCE_S = 30.0
 """More than a busy machine takes."""
@@ -251,7 +252,7 @@ def test_slots_are_taken_written_released_and_found_again(opened, group):
     assert values(store) == {"a/1": 1, "a/2": 2}
     store.close()
     store.close()
-    with pytest.raises(RuntimeError, match="is closed"):
+    with pytest.raises(ClosedError):
         store.get("a/1")
     again = opened()
     (fence,) = group.generation("one")

@@ -14,7 +14,7 @@ from structlog import get_logger
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import RefusedError, UpstreamError
-from proxy.state.store import Record, StateError, Store
+from proxy.state.store import ClosedError, Record, StateError, Store
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
 from .messages import WRITER_HEADER, Content, Place, batches, committed_messages, size_of
@@ -217,7 +217,7 @@ class SlotStore(Store):
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise RuntimeError(f"the state in topic {self._topic.name} is closed")
+            raise ClosedError
 
     def _start(self, work: Coroutine[Any, Any, Value]) -> Future[Value]:
         """Begin this in the store's own event loop, and return at once."""

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.state import MemoryStore, Record, SqliteStore, StateError, Store
+from proxy.state.store import ClosedError
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -124,7 +125,7 @@ def test_a_closed_store_says_so_and_may_be_closed_again(store):
         lambda: store.put("a/b", 1),
         lambda: store.put_many((), delete=("a/b",)),
     ):
-        with pytest.raises(RuntimeError, match="is closed"):
+        with pytest.raises(ClosedError):
             use()
 
 

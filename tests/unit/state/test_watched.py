@@ -15,6 +15,7 @@ class Disk(MemoryStore):
     writes = 0
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+        self._open()
         self.writes += 1
         if self.is_full:
             raise StateError("the disk is full", "make room")
