@@ -255,10 +255,8 @@ class BudgetExchanges:
             for name, (rule, rate, guaranteed) in named.items()
         }
         for slot in {each.slot for each in self._leased.values()} - self._taken.keys():
-            self._given[slot], self._taken[slot] = (
-                OwnerVote(self._made_ms),
-                OwnerVotes(self._voters),
-            )
+            self._given[slot] = OwnerVote(self._made_ms)
+            self._taken[slot] = OwnerVotes(self._voters)
 
     async def _forget(self, now_ms: float) -> None:
         """Forget what is used no more here, and what nobody uses of what was leased."""

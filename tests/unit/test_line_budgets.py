@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(535, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1333, 650),
-    "proxy/tier": Budget(4243, 2350),
+    "proxy/tier": Budget(4241, 2350),
     "proxy/onboarding": Budget(974, 700),
     "proxy/queries": Budget(797, 650),
     "proxy/admin": Budget(6191, 4250),
