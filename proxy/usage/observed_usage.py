@@ -39,7 +39,7 @@ MAX_WRITERS = 100_000
 """Of further members and epochs those of which nothing came for longest are forgotten, and doubles
 of theirs count."""
 
-MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+MADE_ANEW = re.compile("[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 """A UUID: who has one in its client id, as Spark's executors, has another one at each start."""
 
 

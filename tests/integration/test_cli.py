@@ -65,6 +65,7 @@ class Finder:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may ignore it
 runpy.run_module("proxy", run_name="__main__")
 """
 
