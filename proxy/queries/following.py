@@ -260,7 +260,7 @@ class _InterceptedLookup(InterceptedRequest):
     ask: LookupRequest
     lookups: OffsetLookups
     show_fetched: Iterator[None]
-    """See Following; nothing to show where `turns` is None."""
+    """See FollowingContext; nothing to show where `turns` is None."""
     turns: ReportTurns | None
     """What its answer is to see all of; None when it sees nothing of reports."""
     client: FollowedClient

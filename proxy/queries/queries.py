@@ -84,7 +84,7 @@ class Queries:
     are, `assign` and `revoke` what has changed. Of what another member owns nothing is known here.
 
     `knows_client` returns whether a client id has connected lately; `metrics` gets collectors. For
-    `show_fetched` see Following.
+    `show_fetched` see FollowingContext.
     """
 
     def __init__(

@@ -330,7 +330,7 @@ class ClientQuotas:
         granted_bytes = asked_bytes
         for level in levels:
             gate, before_bytes = level.meter.gate, granted_bytes
-            is_behind = gate.is_behind(level.path_of(self._key))
+            is_behind = gate.waiting > 0 and gate.turns.is_behind(level.path_of(self._key))
             granted_bytes = gate.grant(before_bytes, now_ms, is_behind=is_behind)
             if granted_bytes < before_bytes and not is_behind:
                 granted_bytes = gate.whole(granted_bytes, sizes, now_ms)

@@ -284,10 +284,6 @@ class Gate:
             waiter.gate = None
             waiter.wake(-math.inf)
 
-    def is_behind(self, client: TurnPath) -> bool:
-        """Return whether a client's turn came late for its share, while others wait."""
-        return self.waiting > 0 and self.turns.is_behind(client)
-
     def grant(self, asked_bytes: int, now_ms: float, *, is_behind: bool = False) -> int:
         """Return how many bytes a Fetch may ask for: `asked_bytes` or less, above 0.
 

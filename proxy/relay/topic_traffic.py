@@ -255,14 +255,16 @@ class TopicFetch(FetchObserver):
 
     def cancel(self) -> None:
         """Count it no longer: there will be no response."""
+        now_ms = clock_ms()
         for meter, each in self._fetches.items():
             each.cancel()
-            meter.gate.poke(clock_ms())
+            meter.gate.poke(now_ms)
 
     def charge(self, now_ms: float) -> ThrottleTime | None:
         """Return how to hold the response for what was read before it; it counts meanwhile."""
         quotas = self._traffic.quotas
         charge = longest(quotas.owed_at(each, now_ms) for each in self._fetches)
+        # Also one that is not held leaves later: behind others, or as its client reads.
         due_ms = now_ms if charge is None else charge.due_ms
         self._fetches = {meter: each.held(due_ms) for meter, each in self._fetches.items()}
         return charge

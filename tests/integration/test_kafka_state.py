@@ -331,7 +331,7 @@ def test_a_write_that_hangs_while_the_state_is_closed_has_failed(opened, monkeyp
         write = threads.submit(store.put, "a/b", 1)
         assert hangs.wait(30)
         store.close()
-        with pytest.raises(ClosedError):
+        with pytest.raises(ClosedError, match="the state is not open"):
             write.result(30)
 
 
@@ -547,7 +547,7 @@ def test_a_broker_that_goes_and_comes_back(tmp_path):
         ) as again:
             assert [item.value for item in again.items("")] == [1, 3]
             broker.kill()
-        with pytest.raises(ClosedError):
+        with pytest.raises(ClosedError, match="the state is not open"):
             again.get("a/b")
 
 

@@ -252,7 +252,7 @@ def test_slots_are_taken_written_released_and_found_again(opened, group):
     assert values(store) == {"a/1": 1, "a/2": 2}
     store.close()
     store.close()
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match="the state is not open"):
         store.get("a/1")
     again = opened()
     (fence,) = group.generation("one")

@@ -194,7 +194,7 @@ def test_a_store_that_is_closed_ends_what_runs_still():
     endless = store.start(forever())
     store.close()
     assert endless.cancelled()
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match="the state is not open"):
         store.run(name())
 
 

@@ -125,7 +125,7 @@ def test_a_closed_store_says_so_and_may_be_closed_again(store):
         lambda: store.put("a/b", 1),
         lambda: store.put_many((), delete=("a/b",)),
     ):
-        with pytest.raises(ClosedError):
+        with pytest.raises(ClosedError, match="the state is not open"):
             use()
 
 
