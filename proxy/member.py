@@ -152,7 +152,7 @@ class Member:
             instruments,
             metrics=self._metrics,
             knows_client=self._clients.knows,
-            show_fetched=lambda: self._services.unshown.showing(),  # noqa: PLW0108 - made below
+            unshown=lambda: self._services.unshown,
         )
         steering = None if machine is None else SlotSteering(self._name)
         self._services = Services(

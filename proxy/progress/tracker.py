@@ -293,17 +293,20 @@ class FetchExchange(FetchObserver):
     ask: FetchRequestContent
     answered_ms: float = 0.0
     """When the response began."""
-    logs: FetchedLogs | None = None
-    """Gets the response too, for look-ups that are answered from it."""
-    _asked: dict[TopicKey, dict[int, int]] = field(default_factory=dict)
+    _offsets: dict[TopicKey, dict[int, int]] = field(default_factory=dict)
     """The offsets that the request names, by topic and partition."""
+
+    def offsets(self) -> Mapping[TopicKey, Mapping[int, int]]:
+        """Return the offsets that the request names, by topic and partition."""
+        if not self._offsets:
+            for topic, index, offset in self.ask.positions:
+                self._offsets.setdefault(topic, {})[index] = offset
+        return self._offsets
 
     def asked(self, now_ms: float) -> None:
         """Record the request, which was sent on to the broker."""
-        for topic, index, offset in self.ask.positions:
-            self._asked.setdefault(topic, {})[index] = offset
         asked, names = self.reader.fetch_asked, self.names
-        for topic, offsets in self._asked.items():
+        for topic, offsets in self.offsets().items():
             if isinstance(topic, str):
                 asked(topic, None, offsets.items(), now_ms)
             elif (name := names.known.get(topic)) is not None:
@@ -315,7 +318,7 @@ class FetchExchange(FetchObserver):
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
         reader, names = self.reader, self.names
-        offsets = self._asked.get(topic, NOTHING)
+        offsets = self._offsets.get(topic, NOTHING)
         name: str | None
         if isinstance(topic, str):
             name, topic_id = topic, None
@@ -323,8 +326,6 @@ class FetchExchange(FetchObserver):
             name, topic_id = names.known.get(topic), topic
         if name is not None:
             reader.fetch_answered(name, topic_id, offsets, fetched, self.answered_ms)
-            if self.logs is not None:
-                self.logs.record(name, fetched)
         elif topic_id is not None:
             for each in fetched:  # one by one: TopicNames bounds how many wait
                 index = each[0]

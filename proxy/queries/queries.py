@@ -35,6 +35,7 @@ from proxy.queries.following import FollowingContext
 from proxy.queries.record_owner import OwnedDifference, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
+from proxy.relay.frames_to_show import FramesToShow
 from proxy.slices import Slices
 from proxy.state import Document, StateError, Store
 from proxy.tasks import wait_at_most
@@ -84,7 +85,7 @@ class Queries:
     are, `assign` and `revoke` what has changed. Of what another member owns nothing is known here.
 
     `knows_client` returns whether a client id has connected lately; `metrics` gets collectors. For
-    `show_fetched` see FollowingContext.
+    `unshown` see FollowingContext.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Queries:
         *,
         metrics: CollectorRegistry,
         knows_client: Callable[[str], bool],
-        show_fetched: Callable[[], Iterable[None]] = tuple,
+        unshown: Callable[[], FramesToShow] | None = None,
     ) -> None:
         self._quotas = quotas
         self._to_write = asyncio.Event()
@@ -124,7 +125,7 @@ class Queries:
         self._turns = ReportTurns(self._slices)
         self.following = FollowingContext(
             *(self.registry, self.backpressure, self._names, quotas, self.running, self._turns),
-            show_fetched,
+            unshown,
         )
         self._store: Store | None = None
         self._writing = asyncio.Lock()
@@ -252,7 +253,8 @@ class Queries:
         if self._is_stage(report.client_id, report.name):
             unknown |= self.running.lost_ends(report)
         ends = await self._ends(unknown) if unknown else {}
-        if fetched := self.following.show_fetched():
+        unshown = self.following.unshown
+        if unshown is not None and (fetched := unshown().showing()):
             await self._slices.collect(fetched)
         steps = self._accepting(report, ends, scope)
         return await self._turns.take(steps, is_short=len(report.ranges) <= 1)

@@ -75,6 +75,9 @@ class ClientInterceptor(Protocol):
         Raises MalformedFrame, and ClientSentOn.
         """
 
+    def record(self) -> None:
+        """Record all that was shown of Fetches: those that read on from one another may wait."""
+
     def gated(self, start_ms: float, now_ms: float) -> None:
         """Record that a Fetch request has waited at a quota's gate since `start_ms`."""
 

@@ -53,6 +53,7 @@ class ShownFrames:
                 seen.sent()
                 seen.measured(run_bytes)
                 _record(kind, seen, response)
+                kind.session.interceptor.record()
         except Exception as error:
             self._on_error(error)
 

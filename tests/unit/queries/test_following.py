@@ -1,6 +1,6 @@
 """Whose messages are wanted, and what becomes of each request that is shown."""
 
-from itertools import repeat
+from functools import partial
 from struct import pack
 
 import pytest
@@ -13,6 +13,7 @@ from proxy.progress.topics import TopicNames
 from proxy.queries.following import SLICES_MS, FollowingContext
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
+from proxy.relay.frames_to_show import FramesToShow
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.slices import SLICE_S, Slices
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
@@ -54,11 +55,11 @@ class FollowingWorld(QueryWorld):
         super().__init__(*map(bounded, adaptive))
         self.open_queries(configured(*queries))
         self.appends = Appends(*writers)
-        self.fetched = []
+        self.unshown = FramesToShow(lambda *_: None)
         names, turns = TopicNames(), ReportTurns(Slices(slice_s))
         self.following = FollowingContext(
             *(self.registry, self.backpressure, names, self.quotas, self.appends, turns),
-            lambda: map(list.pop, repeat(self.fetched, len(self.fetched))),
+            lambda: self.unshown,
         )
 
     def client(self, client_id="c", node_id=1):
@@ -207,21 +208,24 @@ def test_what_is_read_and_held_goes_to_the_pressure_of_now():
 
 def test_a_driver_is_answered_when_all_that_was_fetched_is_known():
     world = FollowingWorld(adaptive=["c"], slice_s=0.0)
-    world.fetched += ["by another connection", "by a third"]
+    shown = []
+    for each in "by another connection", "by a third":
+        world.unshown.add(NOW_MS, partial(shown.append, each))
     client = world.client()
     wanted(client)
     seen = lookup(client)
-    for left in (1, 0):
+    for count in (1, 2):
         assert seen.wait_ms(NOW_MS) == SLICES_MS
-        assert len(world.fetched) == left
+        assert len(shown) == count
     assert seen.wait_ms(NOW_MS) == REPORT_WAIT_MS
 
 
 def test_an_executor_is_answered_whatever_others_have_fetched():
     world = FollowingWorld(adaptive=["c"])
-    world.fetched += ["by another connection"]
+    shown = []
+    world.unshown.add(NOW_MS, partial(shown.append, "by another connection"))
     client = world.client()
     wanted(client)
     fetch(client)
     assert lookup(client).wait_ms(NOW_MS) == 0
-    assert world.fetched
+    assert not shown

@@ -11,6 +11,7 @@ from parts.query_world import learn_end
 from parts.reports import ReportingDriver, batch_document, uuid
 
 from proxy.progress.report import ALL_QUERIES
+from proxy.relay.frames_to_show import FramesToShow
 
 BATCHES = 5
 
@@ -67,12 +68,17 @@ async def test_a_report_of_one_partition_takes_few_calls(name, most_calls, most_
 async def test_what_was_fetched_before_a_report_is_recorded_before_it():
     (member,) = Tier(members=1).members
     driver = ReportingDriver("q", query_id=uuid("q"), run_id=uuid("r"), sender=uuid("q"))
-    member.queries.following = replace(
-        member.queries.following, show_fetched=lambda: iter([member.fetch("q", "t", 10)])
-    )
-    for event, more in ("started", {}), ("progress", {"batch": batch_document(0, 0, 10)}):
+    unshown = FramesToShow(lambda *_: None)
+    member.queries.following = replace(member.queries.following, unshown=lambda: unshown)
+
+    def report(event, **more):
         raw = json.dumps(driver.document(event, **more)).encode()
-        await member.queries.accept(raw, ALL_QUERIES)
+        return member.queries.accept(raw, ALL_QUERIES)
+
+    await report("started")
+    member.fetch("q", "t", 10)
     (progress,) = member.registry.query_of("q").partitions.values()
+    assert progress.pending == []
+    await report("progress", batch=batch_document(0, 0, 10))
     assert progress.fetched_from == 0
     assert (progress.committed_to, progress.pending) == (10, [])
