@@ -18,6 +18,7 @@ from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, Wait
 from proxy.relay.session import ClientSession
 from proxy.wire.apis import (
+    DESCRIBE_CONFIGS,
     FETCH,
     FIND_COORDINATOR,
     LENGTH_BYTES,
@@ -37,6 +38,7 @@ from proxy.wire.rewrite import (
     rewriting,
     set_throttle_time,
     tail_without_endpoints,
+    without_addresses,
 )
 
 MAX_COLLECTED_BYTES = 64 << 20
@@ -248,6 +250,7 @@ class ResponseFlow(FrameFlow):
             or (seen is not None and seen.takes_whole)
             or (exchange.throttle_ms and kind.api_key == PRODUCE)
             or (plan.handling is Handling.PER_BROKER and kind.session.is_at_fallback)
+            or kind.api_key == DESCRIBE_CONFIGS
         ):
             if frame_bytes > MAX_COLLECTED_BYTES:
                 raise MalformedResponse(f"a response of {frame_bytes} bytes to rewrite")
@@ -353,24 +356,31 @@ class ResponseFlow(FrameFlow):
     def _advertised(self, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
         """Return a response with the addresses for its client, in steps; see `rewriting`.
 
-        Of what is asked of each broker return what the fallback has, which is nothing.
+        Of what is asked of each broker return what the fallback has, which is nothing; of brokers'
+        settings what names no address.
         """
         kind = exchange.kind
         api_key, version, session = kind.api_key, kind.version, kind.session
+        if api_key == DESCRIBE_CONFIGS:
+            response = yield from without_addresses(version, response)
         if kind.plan.handling is Handling.PER_BROKER:
-            return as_empty_broker(api_key, version, response)
+            if session.is_at_fallback:
+                response = yield from as_empty_broker(api_key, version, response)
+            return response
         is_hidden = (
             api_key == FIND_COORDINATOR
             and version <= LAST_KEPT_COORDINATOR_VERSION
             and session.has_moved
         )
-        return rewriting(
-            api_key,
-            version,
-            response,
-            nowhere if is_hidden else partial(self._pair.advertise, session),
-            passes_unknown=self._pair.services.passes_unknown_apis,
-            fallback=session.fallback() if api_key == METADATA else None,
+        return (
+            yield from rewriting(
+                api_key,
+                version,
+                response,
+                nowhere if is_hidden else partial(self._pair.advertise, session),
+                passes_unknown=self._pair.services.passes_unknown_apis,
+                fallback=session.fallback() if api_key == METADATA else None,
+            )
         )
 
     def _sent_collected(self, exchange: Exchange) -> None:

@@ -49,7 +49,8 @@ class Handling(Enum):
     REWRITE = "rewrite"
     """Put the response, or its start, through `rewriting`: broker addresses, versions."""
     PER_BROKER = "per broker"
-    """Nothing; at the fallback put it through `emptied`: tools ask each broker, and add up."""
+    """Nothing, but to settings `without_addresses`; at the fallback put it through
+    `as_empty_broker`: tools ask each broker, and add up."""
     WALK = "walk"
     """Send it on through a `FetchWalker`, with a neutral tail."""
     REFUSE = "refuse"

@@ -66,8 +66,13 @@ second three: where one cannot make up a length in shortest form, the other can.
 _NODE_ENDPOINTS_TAG = 0
 
 _CONTROLLERS = 2
-_BROKER_RESOURCES = (4, 8)
+_BROKER = 4
+_BROKER_RESOURCES = (_BROKER, 8)
 """A broker's settings, and its loggers."""
+_ADDRESS_SETTINGS = frozenset(
+    {"listeners", "advertised.listeners", "host.name", "advertised.host.name"}
+)
+"""Of a broker; the last two before Kafka 3."""
 _PER_BROKER_ARRAYS = ("groups", "transaction_states")
 _NO_SIZE = -1
 """Of a log dir: not known."""
@@ -126,6 +131,27 @@ def as_empty_broker(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
             spans = layout.spans(frame, pos)[0]
             body = _Element(layout, frame, spans)
             edits = [body.empty(name) for name in _PER_BROKER_ARRAYS if name in spans]
+        return (yield from _applied(frame, edits)) if edits else frame
+
+
+def without_addresses(version: int, frame: Buffer) -> Steps[Buffer]:
+    """Return a DescribeConfigs response without the addresses in brokers' settings, in steps.
+
+    These come as Kafka has secrets: null, sensitive and without synonyms. A response with nothing
+    to change is returned as the same object. Raises MalformedResponse.
+    """
+    with unreadable_is_malformed():
+        layout, pos = _open(DESCRIBE_CONFIGS, version, frame)
+        results, edits = layout.fields["results"], list[_Edit]()
+        count, pos = results.count(frame, layout.seek("results", frame, pos))
+        for _ in range(count):
+            spans, end = results.element.spans(frame, pos)
+            result = _Element(results.element, frame, spans)
+            if result.value("resource_type") == _BROKER:
+                hide = _edit_elements(results.element, "configs", frame, pos, _hide_address)
+                edits += yield from hide
+            pos = end
+            yield
         return (yield from _applied(frame, edits)) if edits else frame
 
 
@@ -350,6 +376,14 @@ def _broker(broker: _Element, advertise: Advertise) -> list[_Edit] | None:
     if address is None or address == (host, port):
         return None if address is None else []
     return [broker.edit("host", address[0]), broker.edit("port", address[1])]
+
+
+def _hide_address(setting: _Element) -> list[_Edit]:
+    """Give a setting with an address no value."""
+    if setting.value("name") not in _ADDRESS_SETTINGS:
+        return []
+    edits = [setting.empty("value", NULL), setting.edit("is_sensitive", True)]
+    return edits + ([setting.empty("synonyms")] if "synonyms" in setting.spans else [])
 
 
 def _empty_log_dir(log_dir: _Element) -> list[_Edit]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import TopicCollection
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource
 from support.kafka_tools import run_tool, tool_jars
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch, message, produce
@@ -129,6 +129,20 @@ def test_every_advertised_version_works_and_shows_no_real_address(
                 assert not errors_in(answer.to_dict()), f"{case}: {answer}"
                 if api_key in (METADATA, DESCRIBE_CLUSTER):
                     assert [broker.host for broker in answer.brokers] == [HOST], case
+
+
+def test_a_brokers_settings_show_no_real_address(
+    kafka: EmbeddedBroker, proxy: Callable[..., ProxyProcess]
+) -> None:
+    running = proxy()
+    broker = ConfigResource(ConfigResource.Type.BROKER, str(kafka.settings.node_id))
+    with AdminClient({"bootstrap.servers": running.bootstrap}) as admin:
+        settings = admin.describe_configs([broker])[broker].result(30)
+    assert settings["num.io.threads"].value
+    for name in ("listeners", "advertised.listeners"):
+        assert (settings[name].value, settings[name].is_sensitive) == (None, True)
+    real = f":{kafka.port}"
+    assert not any(real in str(each.value) + str(each.synonyms) for each in settings.values())
 
 
 def errors_in(value: Any) -> list[int]:

@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(920, 650),
     "proxy/admin": Budget(6191, 4250),
     "proxy/config": Budget(2613, 2150),
-    "proxy/relay": Budget(6769, 4300),
+    "proxy/relay": Budget(6779, 4300),
     "proxy/usage": Budget(998, 980),
     "proxy/pipeline": Budget(3094, 2700),
     "proxy/backpressure": Budget(2522, 1950),
@@ -36,7 +36,7 @@ BUDGETS = {
     "proxy/progress": Budget(3677, 2950),
     "proxy/state": Budget(2223, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5389, 4430
+        5424, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(868, 650),
     "proxy/spark/usage": Budget(1565, 900),

@@ -112,6 +112,8 @@ class Filler:
             return b"\0" if flexible else pack(">h" if is_string else ">i", -1)
         if field.name == "host":
             content = f"{HOST_MARKER}-{random.randrange(9999)}.internal".encode()
+        elif is_string and field.name in self.values:
+            content = str(self.values[field.name]).encode()
         elif is_string:
             content = random.choice(("", "a", "é€", "x" * 40, "y" * 140)).encode()
         else:

@@ -11,6 +11,7 @@ from proxy.wire.apis import (
     API_VERSIONS,
     APIS,
     DESCRIBE_CLUSTER,
+    DESCRIBE_CONFIGS,
     FETCH,
     FIND_COORDINATOR,
     METADATA,
@@ -28,6 +29,7 @@ from proxy.wire.rewrite import (
     raise_throttle_time,
     rewriting,
     set_throttle_time,
+    without_addresses,
 )
 
 TOLD = ("proxy.example", 19100)
@@ -41,8 +43,8 @@ LEAVING_OUT = [case for case in REWRITTEN if case[0] != FIND_COORDINATOR]
 
 SEEDS = range(12)
 MANY = 2000
-BROKER = 4
-"""The type of a resource."""
+BROKER, TOPIC = 4, 2
+"""Types of resources."""
 
 NO_CONTROLLERS = {"endpoint_type": 1}
 
@@ -478,6 +480,39 @@ def test_what_is_asked_of_each_broker_is_emptied_and_nothing_else(filler, api_ke
             check_whole(changed)
             expected = expected_of_an_empty_broker(decode(api_key, version, frame))
             assert decode(api_key, version, changed) == expected
+
+
+SETTINGS = ("listeners", "log.dirs", "advertised.listeners")
+
+
+@pytest.mark.parametrize("version", range(APIS[DESCRIBE_CONFIGS].max_version + 1))
+@pytest.mark.parametrize("resource_type", [BROKER, TOPIC])
+def test_of_settings_only_the_addresses_of_brokers_are_hidden(filler, version, resource_type):
+    for seed in SEEDS:
+        for name in SETTINGS:
+            values = {"resource_type": resource_type, "name": name}
+            frame = filler(seed, unknown_tags=True, values=values).response(
+                DESCRIBE_CONFIGS, version
+            )
+            expected = decode(DESCRIBE_CONFIGS, version, frame)
+            for result in expected["results"]:
+                for setting in result["configs"]:
+                    if resource_type == BROKER and name != "log.dirs":
+                        setting.update(value=None, is_sensitive=True)
+                        if version:
+                            setting["synonyms"] = []
+            shown = whole(without_addresses(version, frame))
+            check_whole(shown)
+            assert decode(DESCRIBE_CONFIGS, version, shown) == expected
+
+
+def test_settings_of_many_brokers_are_read_in_steps():
+    response = APIS[DESCRIBE_CONFIGS].response
+    one = response.DescribeConfigsResult(resource_type=BROKER, resource_name="1", configs=[])
+    message = response(version=1, results=[one] * MANY)
+    message.with_header(correlation_id=5)
+    frame = bytes(message.encode(header=True, framed=True))
+    assert sum(1 for _ in without_addresses(1, frame)) >= MANY
 
 
 @pytest.mark.parametrize("version", range(APIS[METADATA].max_version + 1))
