@@ -205,9 +205,12 @@ async def test_a_warning_is_shown_while_the_proxy_is_ready(world: AdminWorld, te
     await terminal.until(b"ready, but the cluster is silent")
 
 
-async def test_interrupted_it_leaves_the_terminal_in_order(terminal: Terminal):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_interrupted_it_leaves_the_terminal_in_order(
+    terminal: Terminal, number: signal.Signals
+):
     await terminal.until(b"sorted by held")
-    terminal.process.send_signal(signal.SIGINT)
+    terminal.process.send_signal(number)
     await terminal.until(END_OF_SCREEN)
     assert await terminal.process.wait() == 0
 

@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4241, 2350),
     "proxy/onboarding": Budget(974, 700),
     "proxy/queries": Budget(920, 650),
-    "proxy/admin": Budget(6191, 4250),
+    "proxy/admin": Budget(6193, 4250),
     "proxy/config": Budget(2613, 2150),
     "proxy/relay": Budget(6779, 4300),
     "proxy/usage": Budget(998, 980),

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -61,6 +62,7 @@ def run_top(client: AdminPortClient, *, once: bool = False, console: Console | N
         views += [PIPELINES] if status["pipelines_total"] else []
         print_wide(lambda width: screen(status, "held", width, views=views), console)
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the cursor stays hidden
     with suppress(KeyboardInterrupt):
         _watch(client, status, console)
 
