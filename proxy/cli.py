@@ -35,7 +35,7 @@ from proxy.log_queue import LibraryLog, log_level, log_queue
 from proxy.member import PORT_ERRORS, Member
 from proxy.onboarding.doctor_command import add_doctor
 from proxy.onboarding.init_command import add_init
-from proxy.quota.entities import ClientIdentity
+from proxy.quota.entities import ClientIdentity, known_client_id
 from proxy.quota.rules import RuleTable
 from proxy.quota.scheduled_rules import ScheduledSettings
 from proxy.quota.values import BadValueError
@@ -289,7 +289,8 @@ def _check(options: argparse.Namespace) -> int:
     keys = key_rules.keys_of(config, table)
     lines += key_rules.find_undivided_rules(config, table, keys)
     if (options.user, options.client_id, options.listener) != (None, None, None):
-        identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
+        client_id = known_client_id(options.client_id)
+        identity = ClientIdentity(options.listener or names[0], options.user, client_id)
         lines += explain_quotas(config, table, identity)
         lines += key_rules.explain_key(config, table, keys, identity)
     sys.stdout.write("".join(f"{line}\n" for line in lines))

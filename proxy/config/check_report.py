@@ -19,6 +19,7 @@ from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import (
     DEFAULT,
     FORESEEN_KINDS,
+    MAX_CLIENT_ID_CHARS,
     TRAFFIC_KINDS,
     ClientIdentity,
     QuotaKind,
@@ -71,7 +72,7 @@ def find_start_hints(config: Config) -> Iterator[str]:
             f"up on a request and ask again after request.timeout.ms, {REQUEST_TIMEOUT_S:g} s by "
             "default; fix: write 20s; what is left of a hold goes into the next one"
         )
-    yield from find_padded_names(config)
+    yield from find_unfit_names(config)
     if (hint := share_files(config).hint) is not None:
         yield hint
     yield from find_exposed(named_files(config, but=PUBLIC_FILES))
@@ -97,17 +98,26 @@ def find_loops_to_self(config: Config) -> Iterator[str]:
                 )
 
 
-def find_padded_names(config: Config) -> Iterator[str]:
-    """Yield a line for each name with blanks at an end: it fits no client that has none there."""
+def find_unfit_names(config: Config) -> Iterator[str]:
+    """Yield a line for each name with blanks at an end, and for each client id that none has."""
     rules = ((f"quotas.rules[{at}]", rule) for at, rule in enumerate(config.quotas.rules))
     queries = ((f"queries[{at}]", query) for at, query in enumerate(config.queries))
     for path, section in (*rules, *queries):
         for name, field in (fields_of(type(section)) or {}).items():
             value, key = getattr(section, name), f"{path}.{field.alias or yaml_key(name)}"
-            if isinstance(value, str) and value != value.strip() and (place := config.place(key)):
+            if not isinstance(value, str) or not (place := config.place(key)):
+                continue
+            if value != value.strip():
                 yield (
                     f"{place}: {key} is {shown(value)}, with blanks at an end, and fits only what "
                     f"has them too; fix: write {shown(value.strip())}"
+                )
+            client_ids = {getattr(section, key, None) for key in ("client_id", "client_id_prefix")}
+            if len(value) > MAX_CLIENT_ID_CHARS and value in client_ids:
+                yield (
+                    f"{place}: {key} is {shown(value)}, which fits no client: of an id the proxy "
+                    f"knows {MAX_CLIENT_ID_CHARS} characters; fix: use a shorter id, or a shorter "
+                    "client-id-prefix"
                 )
 
 

@@ -1,5 +1,6 @@
 """A YAML file as plain values, with the line of every key, and the mistakes that are in it."""
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,6 +23,15 @@ MAX_REPEATED_VALUES = 100_000
 
 WHOLE_FILE = 0
 """The line number of a problem that concerns the file and no line of it."""
+
+
+def in_yaml(text: str) -> str:
+    """Write text for YAML: in quotes where it would be taken for something else."""
+    try:
+        is_itself = yaml.safe_load(f"[{text}]") == [text]
+    except yaml.YAMLError:
+        is_itself = False
+    return text if is_itself else json.dumps(text, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from functools import partial
 from proxy.cluster.upstream import UNKNOWN_TOPIC, name_of
 from proxy.config import Config
 from proxy.config.check_report import rules_of_client
+from proxy.config.document import in_yaml
 from proxy.progress.query import QuerySettings
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
@@ -135,7 +136,8 @@ def _rule(config: Config, table: RuleTable, query: QuerySettings) -> Iterator[Fi
     client_id = query.client_id
     rules = rules_of_client(config, table, READING, client_id)
     near = _near(client_id, [rule.client_id for rule in table.rules if rule.client_id != DEFAULT])
-    add = f"add {{client-id: {client_id}, consumer_byte_rate: 10MiB}} to quotas.rules"
+    key = f"client-id: {in_yaml(client_id)}"
+    add = f"add {{{key}, consumer_byte_rate: 10MiB}} to quotas.rules"
     if near is not None and not any(map(_names, rules)):
         what = f"no rule names client id {client_id!r}, and one names {near!r}"
         fix = f"let the rule, kafka.client.id and the listener say the same name, or {add}"
@@ -160,7 +162,8 @@ def _followed(config: Config, table: RuleTable, query: QuerySettings) -> Finding
     if query in config.queries:
         to = f"committed to {query.commit_group}" if query.commit_group else "not committed"
         return _ok("queries", f"queries names it; what it completes is {to}")
-    fix = f"add {{name: {query.name}, commit_group: {query.name}-progress}} to queries"
+    name, group = in_yaml(query.name), in_yaml(f"{query.name}-progress")
+    fix = f"add {{name: {name}, commit_group: {group}}} to queries"
     if any(rule.adaptive for rule in rules_of_client(config, table, READING, query.client_id)):
         text = "only its adaptive rule has it followed, so what it completes is not committed"
         return _note("queries", text, fix)

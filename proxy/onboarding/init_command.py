@@ -14,8 +14,7 @@ from string import Template
 from tempfile import TemporaryDirectory
 from typing import Final, TypeVar
 
-import yaml
-
+from proxy.config.document import in_yaml
 from proxy.config.endpoints import HostPort, parse_advertised_host, parse_endpoint
 from proxy.quota.validation import TOPIC_NAME
 from proxy.quota.values import BadValueError
@@ -151,10 +150,10 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 def _config(options: argparse.Namespace, *, is_local: bool) -> str:
     query, has_query = options.spark, options.spark is not None
-    name = _plain(query or "")
+    name = in_yaml(query or "")
     return _template(CONFIG_FILE).substitute(
-        servers=", ".join(_plain(str(server)) for server in options.bootstrap_servers),
-        host=_plain(options.host),
+        servers=", ".join(in_yaml(str(server)) for server in options.bootstrap_servers),
+        host=in_yaml(options.host),
         bind_host=LOOPBACK if is_local else EVERY_INTERFACE,
         bootstrap_port=BOOTSTRAP_PORT,
         admin_port=ADMIN_PORT,
@@ -180,12 +179,3 @@ def _template(name: str) -> Template:
 
 def _token() -> str:
     return f"{secrets.token_urlsafe(TOKEN_BYTES)}\n"
-
-
-def _plain(text: str) -> str:
-    """Write text for YAML: in quotes where it would be taken for something else."""
-    try:
-        is_itself = yaml.safe_load(f"[{text}]") == [text]
-    except yaml.YAMLError:
-        is_itself = False
-    return text if is_itself else f'"{text}"'

@@ -4,11 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Self
+from zlib import crc32
 
 from .values import format_size, number_parser, parse_count, parse_size
 
 DEFAULT = "<default>"
 """As `user`: any authenticated user. As `client_id`: any client id, also an absent one."""
+
+MAX_CLIENT_ID_CHARS = 255
+"""A longer client id is known by its start and a checksum: it goes into labels and log lines."""
 
 BUSY_MS_PER_PERCENT = 10.0
 """Busy milliseconds in a second that are one percent of it."""
@@ -96,3 +100,10 @@ class ClientIdentity(NamedTuple):
     """None for an anonymous connection."""
     client_id: str | None
     """From the request header; None when that carries a null."""
+
+
+def known_client_id(client_id: str | None) -> str | None:
+    """Return a client id as quotas know it."""
+    if client_id is None or len(client_id) <= MAX_CLIENT_ID_CHARS:
+        return client_id
+    return f"{client_id[:MAX_CLIENT_ID_CHARS]}~{crc32(client_id.encode()):08x}"

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from functools import cached_property
-from zlib import crc32
 
 from metrics import CounterChild
 from metrics.lock_free import VALUE
 from proxy.cluster.upstream import Address
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.connection_quotas import ConnectionSlot
-from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.entities import ClientIdentity, QuotaKind, known_client_id
 from proxy.quota.gate import FetchSizes
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.listener import Origin
@@ -18,9 +17,6 @@ from proxy.relay.steering import Owner, Visit
 from proxy.relay.topic_traffic import TopicTraffic
 from proxy.wire.apis import API_VERSIONS, api_of
 from proxy.wire.sasl import SaslExchange
-
-MAX_CLIENT_ID_CHARS = 255
-"""A longer client id is known by its start and a checksum: it goes into labels and log lines."""
 
 
 class ClientSession:
@@ -164,7 +160,7 @@ class Identification:
         if self.current is not None and (self._client_id or client_id == self._client_id):
             return 0.0
         client_id = self._client_id or client_id
-        identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
+        identity = ClientIdentity(self._origin.name, self._user, known_client_id(client_id))
         if self.slot is not None and self.slot.identity == identity:
             return 0.0
         quotas = self._services.connection_quotas
@@ -189,14 +185,14 @@ class Identification:
                     self._services.log.warning(
                         "client id changes within a connection, the first one counts",
                         first=self._client_id,
-                        now=_shortened(client_id),
+                        now=known_client_id(client_id),
                         reason="client_id",
                         **self._origin.about,
                     )
                 return session
             session.close()
         self._client_id = client_id = self._client_id or client_id  # also after a login
-        identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
+        identity = ClientIdentity(self._origin.name, self._user, known_client_id(client_id))
         self.current = ClientSession(self._services, identity, self._origin)
         return self.current
 
@@ -225,9 +221,3 @@ class Identification:
         if self.current is not None:
             self.current.close()
             self.current = None
-
-
-def _shortened(client_id: str | None) -> str | None:
-    if client_id is None or len(client_id) <= MAX_CLIENT_ID_CHARS:
-        return client_id
-    return f"{client_id[:MAX_CLIENT_ID_CHARS]}~{crc32(client_id.encode()):08x}"

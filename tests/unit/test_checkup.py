@@ -1,11 +1,13 @@
 """What `quota-proxy doctor` makes of what was seen, as a table: one thing wrong in each case."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from proxy.config import load_config
 from proxy.onboarding.checkup import (
@@ -359,3 +361,17 @@ def test_a_query_is_found_by_its_name_and_by_its_client_id(
         queries=({**PROGRESS, "client_id": "etl-orders"},),
     )
     assert told(check(config, name, admin), WRONG) == []
+
+
+@pytest.mark.parametrize("name", ["orders", "=", "a, b", "{x}", "a: b", "123", "yes", "*x", '"\\'])
+def test_the_rule_and_the_query_to_add_are_yaml(
+    check: Callable[..., list[Finding]], name: str
+) -> None:
+    config = NO_DEFAULT.replace("client-id: orders", "client-id: reports")
+    findings = check(
+        config[: config.index("queries:")], name, replace(ADMIN, file_rules=frozenset())
+    )
+    texts = [re.search(r"add (\{.*\}) to", each.fix) for each in findings]
+    rule, query, *_ = [yaml.safe_load(text[1]) for text in texts if text is not None]
+    assert rule == {"client-id": name, "consumer_byte_rate": "10MiB"}
+    assert query == {"name": name, "commit_group": f"{name}-progress"}

@@ -49,6 +49,19 @@ CASES = {
         'queries: [{name: "\\torders"}]\n',
         ['queries[0].name is "\torders"'],
     ),
+    "a longer client id than is known of any client": (
+        f"quotas: {{rules: [{{client-id: {'x' * 256}, consumer_byte_rate: 1}}, "
+        f"{{client-id-prefix: {'y' * 256}, consumer_byte_rate: 1}}, "
+        f"{{client-id: {'z' * 255}, consumer_byte_rate: 1}}]}}\n",
+        ["quotas.rules[0].client-id is", "quotas.rules[1].client-id-prefix is"],
+    ),
+    "a longer client id of a query": (
+        f"queries: [{{name: {'x' * 256}}}]\n",
+        [
+            f'queries[0].name is "{"x" * 60}...", which fits no client: of an id the proxy knows '
+            "255 characters; fix: use a shorter id, or a shorter client-id-prefix"
+        ],
+    ),
     "blanks in all that a rule names": (
         'quotas: {rules: [{user: " u", client-id-prefix: "c ", consumer_byte_rate: 1}]}\n',
         ["quotas.rules[0].user", "quotas.rules[0].client-id-prefix"],
