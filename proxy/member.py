@@ -106,8 +106,6 @@ class LaunchedAs:
     """How often the member was started again."""
     is_looping: bool = False
     """Whether it has crashed again and again: others are to have its clients for now."""
-    is_successor: bool = False
-    """Whether the process before may still have its place in the tier."""
 
 
 class Member:
@@ -229,7 +227,6 @@ class Member:
             await self._open_admin()
             if tier is not None:
                 tier.is_settling = launched is not None and launched.is_looping
-                tier.is_successor |= launched is not None and launched.is_successor
                 await tier.join(self._admin.port)
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)

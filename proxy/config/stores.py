@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.config.models import Config
 from proxy.state import (
@@ -15,9 +14,6 @@ from proxy.state import (
     read_snapshot,
 )
 
-RELEASE_TIMEOUT_S = 30.0
-"""How long a successor waits for the state of the proxy that it replaces."""
-
 
 @dataclass(frozen=True, slots=True)
 class PresentOwner:
@@ -25,7 +21,8 @@ class PresentOwner:
 
     pid: int
     release: Callable[[Store], None]
-    """Has it release the state, of which it gets what is there; what it raises is raised."""
+    """Has it release the state, of which it gets what is there, and waits for that; what it raises
+    is raised."""
 
 
 def open_store(config: Config, way: Bootstrap, owner: PresentOwner | None = None) -> Store:
@@ -34,14 +31,12 @@ def open_store(config: Config, way: Bootstrap, owner: PresentOwner | None = None
     Raises StateError.
     """
     state = config.state
-    wait_ms = RELEASE_TIMEOUT_S * MS_PER_SECOND if owner else 0.0
     if state.kind == "kafka":
         return KafkaStore(
             way,
             state.topic,
             timeout_s=config.limits.connect_timeout_s,
-            wait_ms=wait_ms,
-            before_wait=owner.release if owner else None,
+            before_taking=owner.release if owner else None,
         )
     if state.kind == "memory":
         if owner is not None:
@@ -50,4 +45,4 @@ def open_store(config: Config, way: Bootstrap, owner: PresentOwner | None = None
     if owner is not None:
         owner.release(read_snapshot(state.path, owner.pid))
     opened = open_or_start_empty if state.on_damage == "start_empty" else SqliteStore
-    return opened(state.path, wait_ms=wait_ms)
+    return opened(state.path)

@@ -73,14 +73,13 @@ class Launcher:
         hot_restart = HotRestart(predecessor, self.ports, stop)
         try:
             self.ports.open_all()
-            is_successor = predecessor is not None
-            if is_successor:
+            if predecessor is not None:
                 way = bootstrap_of(self._config, read_secrets(self._config), lambda: None)
                 await asyncio.to_thread(check_tier_state, self._config, way)
-            hot_restart.release_predecessor()
+            await asyncio.to_thread(hot_restart.release_predecessor)
             gc.collect()
             gc.freeze()  # what is there now stays shared
-            begun = (self._begin(each, is_successor=is_successor) for each in self._workers)
+            begun = map(self._begin, self._workers)
             for result in await asyncio.gather(*begun, return_exceptions=True):
                 if isinstance(result, BaseException):
                     raise result
@@ -127,14 +126,13 @@ class Launcher:
         await self._ask_all(Order.RESUME)
         self._is_in_place.set()
 
-    async def _begin(self, worker: WorkerHandle, *, is_successor: bool = False) -> None:
+    async def _begin(self, worker: WorkerHandle) -> None:
         """Start a member, up to where it could accept clients. Raises WorkerError."""
         launched = LaunchedAs(
             worker.number,
             self.ports.members[worker.number],
             restarts=worker.restarts.count,
             is_looping=worker.restarts.is_looping,
-            is_successor=is_successor,
         )
         make = partial(self._make_member, launched=launched)
         work = partial(run_worker, worker.number, make)

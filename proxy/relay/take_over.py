@@ -13,6 +13,7 @@ and by nobody but a process of the same user.
 import asyncio
 import json
 import os
+import select
 import socket
 from collections import Counter
 from collections.abc import Sequence
@@ -22,18 +23,25 @@ from typing import Protocol
 
 from structlog import get_logger
 
+from metrics.clock import MS_PER_SECOND
 from proxy.cluster.upstream import Address
 from proxy.relay.ports import SharedPorts
 from proxy.tasks import end_tasks
 
-TAKE_OVER_SCHEMA = 1
+TAKE_OVER_SCHEMA = 2
 """Of the answer to a successor, and of the words that follow; others are not understood."""
 
 RELEASE, STOP = "release", "stop"
 """The words of a successor; behind the first one, in how many seconds it says the second."""
 
+RELEASED = "released"
+"""The answer to RELEASE, once that is done."""
+
 STOPPING, LATE = "stopping", "late"
 """The answers to STOP."""
+
+RELEASE_TIMEOUT_S = 30.0
+"""How long a successor waits for RELEASED. It goes on then: it may be given what it needs."""
 
 SERVE_TIMEOUT_S = 120
 """From RELEASE to STOP. Opening the state gives up earlier by itself."""
@@ -80,21 +88,31 @@ class Predecessor:
             raise
 
     def release(self, limit_s: int = SERVE_TIMEOUT_S) -> bool:
-        """Have it release state and admin port; return False when it has ended already.
+        """Have it release state and admin port, and wait; return False when it ends by itself.
 
-        If it is not told to `stop` within `limit_s` it takes new connections back.
+        If it is not told to `stop` within `limit_s` after that it takes new connections back.
         """
-        return self._say(f"{RELEASE} {limit_s}")
+        if not self._say(f"{RELEASE} {limit_s}"):
+            return False
+        answer = select.poll()
+        answer.register(self._sock, select.POLLIN)
+        if not answer.poll(RELEASE_TIMEOUT_S * MS_PER_SECOND):
+            _log.warning("the proxy to be replaced has not released all", process=self.pid)
+            return True
+        with suppress(OSError):
+            return bool(self._read_line())
+        return False
 
     def stop(self) -> None:
         """Have it stop: this process can serve. Raises TakeOverError when that comes too late.
 
         A predecessor that has ended by itself, or hangs, does not serve either.
         """
-        said = ""
+        said = RELEASED  # which may have come late
         if self._say(STOP):
             with suppress(OSError):
-                said = self._read_line().decode().rstrip()
+                while said == RELEASED:
+                    said = self._read_line().decode().rstrip()
         self.close()
         if said == LATE:
             raise TakeOverError(
@@ -244,6 +262,7 @@ class OldProcess:
             await self._proxy.release()
         except Exception as error:  # the successor finds out what it can have
             _log.error("not all released to the successor", exc_info=error)
+        await _say(writer, RELEASED)
         try:
             async with asyncio.timeout(int(limit_s)):
                 word = await _next_word(reader)

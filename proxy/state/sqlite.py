@@ -20,8 +20,6 @@ from threading import Lock
 
 from structlog import get_logger
 
-from metrics.clock import MS_PER_SECOND
-
 from .store import ClosedError, DamagedError, MemoryStore, Record, StateError, Store
 
 _log = get_logger(__name__)
@@ -53,6 +51,9 @@ IDENTITY = ("st_dev", "st_ino")
 WRITTEN = ("st_ino", "st_size", "st_mtime_ns")
 """Tells whether a file was written."""
 
+LOCK_WAIT_S = 1.0
+"""A process that was killed has the file for a moment still."""
+
 COPIES = 20
 COPY_PAUSE_S = 0.1
 """A copy during which the owner wrote is of no use, and is made again after so long."""
@@ -68,15 +69,14 @@ class SqliteStore(Store):
     """Records in a SQLite file, which is made when it does not exist.
 
     The file is locked until `close` or the end of the process: two proxies would each go on with
-    what they read at start. `wait_ms` is for a proxy that is about to stop. Errors speak of `name`,
-    the path by default.
+    what they read at start. Errors speak of `name`, the path by default.
 
     Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged (a
     DamagedError), not ours, or too new. A write raises it when either file was deleted or replaced
     since: it would be lost with the file that is open.
     """
 
-    def __init__(self, path: Path, *, wait_ms: float = 0.0, name: str | None = None) -> None:
+    def __init__(self, path: Path, *, name: str | None = None) -> None:
         self._path = path
         self._name = name or str(path)
         self._lock = Lock()
@@ -85,7 +85,7 @@ class SqliteStore(Store):
                 path.touch(PRIVATE_MODE, exist_ok=False)
             connection = sqlite3.connect(
                 path,
-                timeout=wait_ms / MS_PER_SECOND,
+                timeout=LOCK_WAIT_S,
                 isolation_level=None,  # transactions begin and end where we say so
                 check_same_thread=False,  # the lock is ours
             )
@@ -230,14 +230,14 @@ def _explain_failure(path: str, error: sqlite3.Error) -> StateError:
     return StateError(f"{path} {what}", fix)
 
 
-def open_or_start_empty(path: Path, *, wait_ms: float = 0.0) -> SqliteStore:
+def open_or_start_empty(path: Path) -> SqliteStore:
     """Return the state in a file, of which every record can be read, or an empty one.
 
     The damaged file is renamed then, and the log says so. Raises StateError for what is no damage,
     and for a damaged file that cannot be renamed.
     """
     try:
-        with closing(SqliteStore(path, wait_ms=wait_ms)) as store:
+        with closing(SqliteStore(path)) as store:
             _ = [each.value for each in store.items("")]
     except DamagedError as error:
         kept = _set_aside(path)
@@ -247,7 +247,7 @@ def open_or_start_empty(path: Path, *, wait_ms: float = 0.0) -> SqliteStore:
             kept=str(kept),
             fix="restore it from a backup, or set the overrides again",
         )
-    return SqliteStore(path, wait_ms=wait_ms)
+    return SqliteStore(path)
 
 
 def _set_aside(path: Path) -> Path:

@@ -18,7 +18,7 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
 from proxy.config.endpoints import HostPort
 from proxy.config.secrets import ALL_RIGHTS, Secrets
-from proxy.config.stores import RELEASE_TIMEOUT_S, PresentOwner
+from proxy.config.stores import PresentOwner
 from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -29,7 +29,7 @@ from proxy.state import Document, StateError, Store
 from proxy.tasks import end_tasks, wait_at_most
 from proxy.tier.budget_exchanges import BudgetExchanges
 from proxy.tier.group.group_documents import Assignment, Subscription
-from proxy.tier.group.group_member import GroupMember, group_beside, until_vacant
+from proxy.tier.group.group_member import GroupMember, group_beside
 from proxy.tier.key_rules import TierRules
 from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peer_client import PeerClient, Target
@@ -96,8 +96,6 @@ class TierMember:
         self._loop = asyncio.get_running_loop()
         self._group_id = f"quota-proxy-tier-{tier.name}"
         self._admin_url = self._cluster_id = ""
-        self.is_successor = False
-        """Whether the process before is to leave the group first."""
         self.is_settling = self._is_leaving = False
         """Whether this member is to own nothing: after crashes in a row, or as it ends."""
         # Each of these knows only those before it.
@@ -175,7 +173,6 @@ class TierMember:
         try:
             if owner is not None:
                 owner.release(store)
-                self.is_successor = True
             self._rules.read(store)
             self._ownership.store = store
             store.follow_common(partial(self._follow_common, store))
@@ -201,11 +198,6 @@ class TierMember:
             for broker in metadata.brokers:
                 self._learn(broker.node_id, broker.host, broker.port)
             self._cluster_id = metadata.cluster_id
-            if self.is_successor:
-                self.is_successor = False
-                left = await until_vacant(client, self._group_id, self.name, RELEASE_TIMEOUT_S)
-                if not left:
-                    _log.warning("the proxy to be replaced is still in the tier")
             topic = self._config.state.topic
             brokers = [(broker.host, broker.port) for broker in metadata.brokers]
             other = await group_beside(client, self._group_id, topic, brokers)

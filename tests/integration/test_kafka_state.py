@@ -438,22 +438,33 @@ def test_a_write_that_failed_is_undone_also_after_the_brokers_gave_up(opened, gi
 
 def test_a_successor_waits_for_the_last_write(opened):
     owner = opened()
-    entered: list[KafkaStore] = []
-    successor = threading.Thread(target=lambda: entered.append(opened(wait_ms=60_000.0)))
-    successor.start()
-    for number in range(20):
-        owner.put("a/b", number)
-    owner.close()
-    successor.join(60)
-    assert entered[0].get("a/b").value == 19
-    entered[0].put("a/b", 20)
+    owner.put("a/b", 1)
+
+    def release(state: KafkaStore) -> None:
+        assert state.get("a/b").value == 1
+        owner.put("a/b", 2)
+        owner.close()
+
+    successor = opened(before_taking=release)
+    assert successor.get("a/b").value == 2
+    successor.put("a/b", 3)
 
 
-def test_a_successor_does_not_wait_for_ever(opened):
+def test_an_owner_that_releases_nothing_loses_the_state(opened):
     owner = opened()
-    opened(wait_ms=200.0).put("a/b", 1)
+    opened(before_taking=lambda _: None).put("a/b", 1)
     with pytest.raises(StateError, match=TAKEN):
         owner.put("a/b", 2)
+
+
+def test_a_successor_that_cannot_go_on_leaves_the_state_to_its_owner(opened):
+    def refuse(_: KafkaStore) -> None:
+        raise StateError("of a newer version", "start that version")
+
+    owner = opened()
+    with pytest.raises(StateError, match="of a newer version"):
+        opened(before_taking=refuse)
+    owner.put("a/b", 1)
 
 
 # Brokers that are away, or not ours
@@ -542,9 +553,7 @@ def test_a_broker_that_goes_and_comes_back(tmp_path):
         broker.start()
         until(lambda: written(store, "a/c", 3), "it is written")
         store.close()
-        with closing(
-            KafkaStore(Bootstrap([(HOST, broker.port)]), TOPIC, wait_ms=60_000.0)
-        ) as again:
+        with closing(KafkaStore(Bootstrap([(HOST, broker.port)]), TOPIC)) as again:
             assert [item.value for item in again.items("")] == [1, 3]
             broker.kill()
         with pytest.raises(ClosedError, match="the state is not open"):

@@ -260,9 +260,7 @@ def test_a_successor_gives_up_when_it_has_the_state(serving_with: Serve, kind: s
             until(lambda: is_refused(serving), "the admin port is released")
             assert serving.client.ask(api_versions(3)).error_code == 0
             if kind == "sqlite":
-                with closing(
-                    SqliteStore(serving.folder / "state.db", wait_ms=WAIT_S * 1000)
-                ) as state:
+                with closing(SqliteStore(serving.folder / "state.db")) as state:
                     assert len(state.items("quotas/")) == 1
         until(lambda: not is_refused(serving), "the admin port is open again")
         serving.check()
@@ -297,7 +295,7 @@ from proxy.state import SqliteStore
 
 predecessor = Predecessor(int(sys.argv[1]))
 assert predecessor.release()
-state = SqliteStore(Path(sys.argv[2]), wait_ms=30_000)
+state = SqliteStore(Path(sys.argv[2]))
 admin = socket.create_server(("127.0.0.1", int(sys.argv[3])), reuse_port=True)
 print("has all", flush=True)
 sys.stdin.readline()

@@ -163,7 +163,7 @@ import sys, time
 from proxy import cli, hot_restart
 from proxy.launcher import launcher
 hot_restart.SERVE_TIMEOUT_S = 3
-async def begin(self, worker, *, is_successor=False):
+async def begin(self, worker):
     time.sleep(600)
 launcher.Launcher._begin = begin
 sys.exit(cli.main())

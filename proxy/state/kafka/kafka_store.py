@@ -3,20 +3,16 @@
 import asyncio
 from collections.abc import Callable
 
-from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.state.store import Store
 from proxy.wire.list_offsets import EARLIEST
 
-from .messages import OWNER_KEY, Content, Place, StateOwner
+from .messages import OWNER_KEY, Content, StateOwner
 from .slot_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, SlotStore
 
 ONLY_SLOT = 0
 OWNER_PLACE = ONLY_SLOT, OWNER_KEY
 """Where it stands who has the state."""
-
-OWNER_POLL_S = 0.1
-"""Between looks at whether a proxy that is about to stop has let the state go."""
 
 
 class KafkaStore(SlotStore):
@@ -29,9 +25,8 @@ class KafkaStore(SlotStore):
     cannot read, or more than MAX_STATE_BYTES; or another proxy came at the same time. No other
     proxy has lost the state, except in the last case.
 
-    `topic` is the transactional id too: each proxy needs its own. A proxy that has the state and is
-    about to stop gets `wait_ms`; then it is taken from it. `before_wait` is called with what it
-    has, when that was read; what it raises is raised, and the other keeps the state.
+    `topic` is the transactional id too: each proxy needs its own. `before_taking` is called with
+    what the other has, when that was read; what it raises is raised, and the other keeps the state.
     """
 
     _rights = "use it as transactional id"
@@ -44,29 +39,21 @@ class KafkaStore(SlotStore):
         topic: str,
         *,
         timeout_s: float = STORE_TIMEOUT_S,
-        wait_ms: float = 0.0,
-        before_wait: Callable[[Store], None] | None = None,
+        before_taking: Callable[[Store], None] | None = None,
     ) -> None:
-        self._wait_ms, self._before_wait = wait_ms, before_wait
+        self._before_taking = before_taking
         self._own = StateOwner()
         self._owner: Content = None
         """Who had the state before this proxy."""
         super().__init__(way, topic, timeout_s=timeout_s)
-
-    def _last_changes(self) -> dict[Place, Content]:
-        return {**super()._last_changes(), OWNER_PLACE: None} if self.slots.taken else {}
 
     async def _open(self) -> None:
         self._producer.begin_anew = self._begin_anew
         await self._reading.ensure(self._timeout_s)
         self._positions[ONLY_SLOT] = EARLIEST
         await self._load()  # before it is taken from anybody: it may be of no use to us
-        if self._before_wait is not None:
-            await asyncio.to_thread(self._before_wait, self)
-        end_s = self._loop.time() + self._wait_ms / MS_PER_SECOND
-        while self._owner is not None and (left_s := end_s - self._loop.time()) > 0:
-            await asyncio.sleep(min(OWNER_POLL_S, left_s))
-            await self._load()
+        if self._before_taking is not None:
+            await asyncio.to_thread(self._before_taking, self)
         async with self._topic.within(LOAD_TIMEOUT_S):
             await self._producer.take_over()
         await self._load()  # what the one before had still written; it writes no more

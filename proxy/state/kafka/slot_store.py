@@ -200,8 +200,8 @@ class SlotStore(Store):
             return
         # Who comes next takes the state also when it cannot be told so.
         with suppress(StateError, TimeoutError):
-            last = self._write_all(self._last_changes, CLOSE_TIMEOUT_S)
-            self._run(asyncio.wait_for(last, END_LIMIT_S), "closed")
+            undoing = self._write_all(lambda: self._undoing(self.slots.taken), CLOSE_TIMEOUT_S)
+            self._run(asyncio.wait_for(undoing, END_LIMIT_S), "closed")
         self._shut_down()
 
     def _serve(self) -> None:
@@ -297,10 +297,6 @@ class SlotStore(Store):
     def _undoing(self, slots: Collection[int]) -> dict[Place, Content]:
         """Return what undoes failed writes to these slots."""
         return {place: self.slots.at(place) for place in self._uncertain if place[0] in slots}
-
-    def _last_changes(self) -> dict[Place, Content]:
-        """Return what is to be written when the store is closed."""
-        return self._undoing(self.slots.taken)
 
     async def _write_all(
         self, changes_now: Callable[[], Mapping[Place, Content]], limit_s: float

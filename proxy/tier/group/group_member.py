@@ -15,7 +15,7 @@ from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
-from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError, name_of
+from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError
 from proxy.state import GroupFence
 from proxy.tasks import wait_at_most
 from proxy.tier.slot_balance import Placement, placed_slots
@@ -484,33 +484,6 @@ def log_oddities(assignment: Assignment, before: Assignment | None, member_id: s
         if key != member_id and (before is None or before.refused.get(key) != refusal):
             text = "the tier refuses a machine"
             _log.warning(text, machine=refusal.name, reason=refusal.reason)
-
-
-async def until_vacant(client: KafkaClient, group_id: str, name: str, limit_s: float) -> bool:
-    """Return when no process has the place of a member, with whether that is so in time."""
-    key = GROUP_COORDINATOR, group_id
-
-    def check(error_code: int) -> None:
-        if error_code:
-            raise UpstreamError(NOT_READY, name_of(error_code))
-
-    async def look() -> None:
-        """Raise UpstreamError while a process has it, or it is not known."""
-        try:
-            coordinator = await client.coordinator(key, check)
-            (group,) = (await client.ask(describe_request(group_id), coordinator)).groups
-            check(group.error_code)
-        except (UpstreamError, RefusedError) as error:
-            client.forget(key)
-            raise UpstreamError(NOT_READY, str(error)) from error
-        if any(member.group_instance_id == name for member in group.members):
-            raise UpstreamError(NOT_READY, f"{name} is still in group {group_id}")
-
-    with suppress(UpstreamError):
-        async with client.within(limit_s):
-            await client.retry(look)
-            return True
-    return False
 
 
 async def group_beside(

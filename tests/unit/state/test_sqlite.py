@@ -189,13 +189,12 @@ def test_a_file_in_use_is_refused_until_its_owner_closes_it(path, new):
         assert store.get("a/b").value == 1
 
 
-def test_a_successor_waits_for_the_file(path):
+def test_one_that_ends_is_waited_for(path, monkeypatch):
+    monkeypatch.setattr("proxy.state.sqlite.LOCK_WAIT_S", 60.0)
     owner = SqliteStore(path)
     owner.put("a/b", 1)
     opened: list[SqliteStore] = []
-    successor = threading.Thread(
-        target=lambda: opened.append(SqliteStore(path, wait_ms=60_000.0)), daemon=True
-    )
+    successor = threading.Thread(target=lambda: opened.append(SqliteStore(path)), daemon=True)
     successor.start()
     owner.close()
     successor.join(60.0)
