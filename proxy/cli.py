@@ -32,7 +32,7 @@ from proxy.hot_restart import serve_until
 from proxy.launcher.launcher import Launcher
 from proxy.launcher.worker import WorkerError
 from proxy.log_queue import LibraryLog, log_level, log_queue
-from proxy.member import PORT_ERRORS, Member
+from proxy.member import PORT_ERRORS, Member, log_hints
 from proxy.onboarding.doctor_command import add_doctor
 from proxy.onboarding.init_command import add_init
 from proxy.quota.entities import ClientIdentity, known_client_id
@@ -44,6 +44,7 @@ from proxy.release import VERSION, CheckoutError
 from proxy.state import StateError
 from proxy.tier import key_rules
 from proxy.tier.group.group_member import MembershipError
+from proxy.wiring import prepare_process
 
 STDIN, STDOUT, STDERR = range(3)
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT = 0, 1, 2
@@ -202,6 +203,8 @@ async def _serve(
     handlers = {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: served.reload}
     for number, handler in handlers.items():
         asyncio.get_running_loop().add_signal_handler(number, handler)
+    prepare_process()
+    log_hints(config)
     await served.start(predecessor, stop)
     served.accept()
     await serve_until(stop, _started, served)

@@ -72,6 +72,7 @@ class HostPorts(SharedPorts):
 
     def _open_admin(self, bind: HostPort) -> None:
         of_host = self._bind_admin(bind)
+        _log.info("admin", port=of_host[0].getsockname()[1])
         if len(self.members) == 1:
             self.members[0].own_admin.extend(of_host)
             self.unshared.extend(of_host)

@@ -2,13 +2,16 @@
 
 import asyncio
 import faulthandler
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 
 from structlog import get_logger
 
-from proxy.config.stores import PresentOwner
+from proxy.config import Config
+from proxy.config.secrets import read_secrets
+from proxy.config.stores import read_state
+from proxy.host_ports import HostPorts
 from proxy.quota.rule_registry import read_changes
-from proxy.relay.ports import SharedPorts
 from proxy.relay.take_over import (
     SERVE_TIMEOUT_S,
     OldProcess,
@@ -16,65 +19,68 @@ from proxy.relay.take_over import (
     ReplacedProxy,
     TakeOverError,
 )
-from proxy.state import Store
+from proxy.tier.tier_member import read_tier_state
+from proxy.wiring import bootstrap_of
 
 _log = get_logger(__name__)
 
 
-class HotRestart:
-    """Takes the place of a `predecessor`, if there is one, unless `stop` is set before.
+@asynccontextmanager
+async def in_place_of(
+    predecessor: Predecessor | None, config: Config, ports: HostPorts, stop: asyncio.Event | None
+) -> AsyncIterator[None]:
+    """Open all ports; who enters opens the rest, and has the place of a `predecessor` at the end.
 
-    The `ports` of this process, which are to be opened then, are shared with it.
+    That serves until then. The ports are shared with it, and what it has in its state is read; only
+    then it is told to release that, which is waited for. New connections wait meanwhile; none is
+    refused. In the end it is told to stop, unless `stop` is set. If that takes longer than
+    SERVE_TIMEOUT_S, this process is ended. Whatever fails, the ports are closed, and it serves on.
+    Raises ListenerError, AdminPortError, StateError, TakeOverError.
     """
-
-    def __init__(
-        self, predecessor: Predecessor | None, ports: SharedPorts, stop: asyncio.Event | None
-    ) -> None:
-        self._predecessor, self._ports, self._stop = predecessor, ports, stop
+    try:
         if predecessor is not None:
             ports.sharing_with = predecessor.sockets
+        ports.open_all()
+        if predecessor is not None:
+            await asyncio.to_thread(_check_state, config, predecessor.pid)
+            _check_wanted(stop)
+            await asyncio.to_thread(_release, predecessor, ports)
+        yield
+        if predecessor is not None:
+            _check_wanted(stop)
+            predecessor.stop()
+    except BaseException:
+        ports.close()
+        raise
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
-    @property
-    def state_owner(self) -> PresentOwner | None:
-        """What has the state now; None when nobody is replaced."""
-        if self._predecessor is None:
-            return None
-        return PresentOwner(self._predecessor.pid, self._replace)
 
-    def _replace(self, state: Store) -> None:
-        """Get all new connections and the predecessor's state, if we could go on with that.
-
-        Raises StateError, ListenerError, TakeOverError; then it serves on.
-        """
+def _check_state(config: Config, owner: int) -> None:
+    """Read the state, which another process has, as a successor would. Raises StateError."""
+    way = bootstrap_of(config, read_secrets(config), lambda: None)
+    read = read_state(config, way, owner) if config.tier is None else read_tier_state(config, way)
+    with closing(read) as state:
         read_changes(state)
-        self.release_predecessor()
 
-    def release_predecessor(self) -> None:
-        """Get all new connections, and have the predecessor release what only one can have.
 
-        Raises ListenerError, TakeOverError; then it serves on.
-        """
-        if self._predecessor is None:
-            return
-        self._check_wanted()
-        # Also where a call never returns; it says where that is.
-        faulthandler.dump_traceback_later(SERVE_TIMEOUT_S, exit=True)
-        self._ports.take_over()
-        if not self._predecessor.release(SERVE_TIMEOUT_S):
-            text = "the proxy to be replaced has ended by itself"
-            _log.warning(text, process=self._predecessor.pid)
+def _release(predecessor: Predecessor, ports: HostPorts) -> None:
+    """Get all new connections, and have the predecessor release what only one can have.
 
-    def complete(self) -> None:
-        """Have the predecessor stop: all is open here. Raises TakeOverError; then it serves on."""
-        if self._predecessor is not None:
-            self._check_wanted()
-            self._predecessor.stop()
-            faulthandler.cancel_dump_traceback_later()
+    Raises ListenerError; then it serves on.
+    """
+    # Also where a call never returns; it says where that is.
+    faulthandler.dump_traceback_later(SERVE_TIMEOUT_S, exit=True)
+    ports.take_over()
+    if not predecessor.release(SERVE_TIMEOUT_S):
+        text = "the proxy to be replaced has ended by itself"
+        _log.warning(text, process=predecessor.pid)
 
-    def _check_wanted(self) -> None:
-        """Raise TakeOverError when this proxy is to stop: then the predecessor must serve on."""
-        if self._stop is not None and self._stop.is_set():
-            raise TakeOverError("this proxy was told to stop before it took over", "start it again")
+
+def _check_wanted(stop: asyncio.Event | None) -> None:
+    """Raise TakeOverError when this proxy is to stop: then the predecessor must serve on."""
+    if stop is not None and stop.is_set():
+        raise TakeOverError("this proxy was told to stop before it took over", "start it again")
 
 
 async def serve_until(stop: asyncio.Event, ready: Callable[[], None], proxy: ReplacedProxy) -> None:

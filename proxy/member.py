@@ -34,12 +34,12 @@ from proxy.config.differences import find_differences, find_schedule_changes
 from proxy.config.models import HIDE_PASSWORD, MAX_WORKERS
 from proxy.config.reload import Reloader
 from proxy.config.secrets import ALL_RIGHTS, Secrets, read_secrets
-from proxy.config.stores import PresentOwner, open_store
+from proxy.config.stores import open_store
 from proxy.debt_records import DebtWriter
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
 from proxy.host_ports import HostPorts, MemberSockets
-from proxy.hot_restart import HotRestart
+from proxy.hot_restart import in_place_of
 from proxy.log_queue import log_level, log_queue
 from proxy.progress.query_registry import owns_all
 from proxy.queries.queries import Queries
@@ -68,7 +68,7 @@ from proxy.tier.tier_member import TierMember
 from proxy.usage.observed_usage import Observed, read_observed
 from proxy.usage.usage_meter import Metering, UsageMeter
 from proxy.usage.usage_topic import UsageTopic, UsageWriter
-from proxy.wiring import access_of, bootstrap_of, limits_of, listeners_of, prepare_process
+from proxy.wiring import access_of, bootstrap_of, limits_of, listeners_of
 
 STOOD_STILL_S = 1.0
 """A lag after which clients are held to their bounds by schedule: their sensors saw nothing."""
@@ -85,9 +85,6 @@ PORT_ERRORS = (ListenerError, AdminPortError)
 
 SETTLED_S = 30.0
 """A member that has lived for so long after a crash loop has come out of it."""
-
-RESUME_TIMEOUT_S, RESUME_RETRY_S = 5.0, 0.1
-"""How long, and how often, a proxy tries to take back what a successor had that died."""
 
 JOIN_AGAIN_S = 1.0
 """Between two tries to join the tier again, each of which waits for the brokers besides."""
@@ -202,26 +199,26 @@ class Member:
     ) -> None:
         """Open every port and the state, and join the tier; clients wait until `accept`.
 
-        `predecessor` is a proxy to replace. Its ports are shared, and what it has in its state is
-        read; only then it is told to release that, which is waited for. New connections wait
-        meanwhile; none is refused. When all is open it is told to stop. If that takes longer than
-        SERVE_TIMEOUT_S, this process is ended. It is not replaced once `stop` is set.
+        A `predecessor` is replaced as `in_place_of` does it.
         Raises ListenerError, AdminPortError, StateError, TakeOverError, MembershipError.
         """
-        prepare_process()
+        if self._launched is not None:
+            self._sockets = self._launched.sockets
+            await self._open()
+            return
+        async with in_place_of(predecessor, self._config, self.ports, stop):
+            (self._sockets,) = self.ports.members
+            await self._open()
+            if predecessor is not None and self._tier is None:
+                self._pace_new_clients()
+
+    async def _open(self) -> None:
+        """Open the state and what answers at the ports, and join the tier."""
         launched, relay, tier = self._launched, self._relay, self._tier
-        hot_restart = HotRestart(predecessor, self.ports, stop)
         site: AdminServer | None = None
         try:
-            if launched is None:
-                log_hints(self._config)
-                self.ports.open_all()
-                (self._sockets,) = self.ports.members
-            else:
-                self._sockets = launched.sockets
             relay.use(self._sockets.listeners, self.ports)
-            store = await asyncio.to_thread(self._open_store, hot_restart.state_owner)
-            await self._load(store)
+            await self._load(await asyncio.to_thread(self._open_store))
             await self._debts.take(self._store)
             site = self._make_admin()
             await self._open_admin()
@@ -231,9 +228,6 @@ class Member:
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
             self._share_admin_port()
-            if predecessor is not None and tier is None:
-                self._pace_new_clients()
-            hot_restart.complete()
         except BaseException:
             if tier is not None:
                 await tier.leave(for_successor=True)
@@ -243,8 +237,6 @@ class Member:
                 await site.stop()
             await asyncio.to_thread(self._store.close)
             raise
-        if launched is None:
-            _log.info("admin", port=self._admin.port)
 
     def _pace_new_clients(self) -> None:
         """Give nobody credit for a while who may have had its bound at the predecessor till now."""
@@ -315,18 +307,10 @@ class Member:
         Where the state cannot be opened the log says so. Clients are served in any case, as they
         were meanwhile. A tier is joined behind that, which is tried until it works.
         """
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + RESUME_TIMEOUT_S
-        while True:
-            try:
-                await self._resume_state()
-                break
-            except StateError as error:
-                # A process that has died may have it for a moment still.
-                if loop.time() >= until_s:
-                    _log.error("state not opened again, nothing is kept", error=str(error))
-                    break
-            await asyncio.sleep(RESUME_RETRY_S)
+        try:
+            await self._resume_state()
+        except StateError as error:
+            _log.error("state not opened again, nothing is kept", error=str(error))
         await self._admin.stop()
         await self._open_admin()
         self._share_admin_port()
@@ -417,15 +401,15 @@ class Member:
         """Answer for all at the port of the host, where the members that can do so accept."""
         self._admin.listening.serve([sock.dup() for sock in self._sockets.shared_admin])
 
-    def _open_store(self, owner: PresentOwner | None) -> Store:
+    def _open_store(self) -> Store:
         if self._tier is not None:
-            return self._tier.open_store(owner)
-        return open_store(self._config, self._bootstrap, owner)
+            return self._tier.open_store()
+        return open_store(self._config, self._bootstrap)
 
     async def _resume_state(self) -> None:
         if self._config.state.kind != "memory":
             await asyncio.to_thread(self._store.close)
-            self._store.use(await asyncio.to_thread(self._open_store, None))
+            self._store.use(await asyncio.to_thread(self._open_store))
         await self._rules.use_store(self._store)
         self._queries.resume(self._store)
         await self._debts.take(self._store)

@@ -4,7 +4,6 @@ While a member is down, what connects to it waits.
 """
 
 import asyncio
-import faulthandler
 import gc
 import time
 from collections.abc import Sequence
@@ -15,15 +14,12 @@ from pathlib import Path
 from structlog import get_logger
 
 from proxy.config import Config
-from proxy.config.secrets import read_secrets
 from proxy.host_ports import HostPorts
-from proxy.hot_restart import HotRestart
+from proxy.hot_restart import in_place_of
 from proxy.launcher.worker import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle, run_worker
-from proxy.member import LaunchedAs, Member, log_hints
+from proxy.member import LaunchedAs, Member
 from proxy.relay.take_over import Predecessor
 from proxy.tasks import end_tasks
-from proxy.tier.tier_member import check_tier_state
-from proxy.wiring import bootstrap_of, prepare_process
 
 START_LIMIT_S = 300.0
 """For a member to take up the state, which takes seconds where it is large."""
@@ -68,29 +64,17 @@ class Launcher:
 
         Raises ListenerError, AdminPortError, StateError, WorkerError, TakeOverError.
         """
-        prepare_process()
-        log_hints(self._config)
-        hot_restart = HotRestart(predecessor, self.ports, stop)
         try:
-            self.ports.open_all()
-            if predecessor is not None:
-                way = bootstrap_of(self._config, read_secrets(self._config), lambda: None)
-                await asyncio.to_thread(check_tier_state, self._config, way)
-            await asyncio.to_thread(hot_restart.release_predecessor)
-            gc.collect()
-            gc.freeze()  # what is there now stays shared
-            begun = map(self._begin, self._workers)
-            for result in await asyncio.gather(*begun, return_exceptions=True):
-                if isinstance(result, BaseException):
-                    raise result
-            hot_restart.complete()
+            async with in_place_of(predecessor, self._config, self.ports, stop):
+                gc.collect()
+                gc.freeze()  # what is there now stays shared
+                begun = map(self._begin, self._workers)
+                for result in await asyncio.gather(*begun, return_exceptions=True):
+                    if isinstance(result, BaseException):
+                        raise result
         except BaseException:
-            faulthandler.cancel_dump_traceback_later()
             await self._kill_all()
-            self.ports.close()
             raise
-        shared, *_ = self.ports.members[0].shared_admin
-        _log.info("admin", port=shared.getsockname()[1])
 
     def accept(self) -> None:
         """Have all members serve."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -18,7 +18,6 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
 from proxy.config.endpoints import HostPort
 from proxy.config.secrets import ALL_RIGHTS, Secrets
-from proxy.config.stores import PresentOwner
 from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -56,13 +55,17 @@ PRIVATE = ("watch/", "owed/", "tier/")
 _log = get_logger(__name__)
 
 
-def check_tier_state(config: Config, way: Bootstrap) -> None:
-    """Read a tier's state as a host's first member would. Blocks. Raises StateError."""
+def read_tier_state(config: Config, way: Bootstrap) -> TierStore:
+    """Open a tier's state as a host's first member would. Blocks. Raises StateError."""
     assert config.tier is not None
     rules = TierRules(config)
-    member = member_name(0, config.tier.machine)
-    with closing(TierStore(config, way, member, rules.slot_of_record)) as store:
+    store = TierStore(config, way, member_name(0, config.tier.machine), rules.slot_of_record)
+    try:
         rules.read(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 class TierMember:
@@ -167,12 +170,10 @@ class TierMember:
             warnings.append(f"member {self.name} crashes again and again; the log says why")
         return "; ".join(warnings) or None
 
-    def open_store(self, owner: PresentOwner | None) -> Store:
-        """Open the state; its `owner` is asked for it. Blocks. Raises StateError."""
+    def open_store(self) -> Store:
+        """Open the state. Blocks. Raises StateError."""
         store = TierStore(self._config, self._way, self.name, self._rules.slot_of_record)
         try:
-            if owner is not None:
-                owner.release(store)
             self._rules.read(store)
             self._ownership.store = store
             store.follow_common(partial(self._follow_common, store))

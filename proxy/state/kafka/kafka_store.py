@@ -1,10 +1,6 @@
 """The store of a proxy without a tier: a topic of one slot, which the newest proxy takes."""
 
-import asyncio
-from collections.abc import Callable
-
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.state.store import Store
 from proxy.wire.list_offsets import EARLIEST
 
 from .messages import OWNER_KEY, Content, StateOwner
@@ -25,8 +21,8 @@ class KafkaStore(SlotStore):
     cannot read, or more than MAX_STATE_BYTES; or another proxy came at the same time. No other
     proxy has lost the state, except in the last case.
 
-    `topic` is the transactional id too: each proxy needs its own. `before_taking` is called with
-    what the other has, when that was read; what it raises is raised, and the other keeps the state.
+    `topic` is the transactional id too: each proxy needs its own. One that does not take the state
+    only reads what another proxy has, and keeps.
     """
 
     _rights = "use it as transactional id"
@@ -39,9 +35,9 @@ class KafkaStore(SlotStore):
         topic: str,
         *,
         timeout_s: float = STORE_TIMEOUT_S,
-        before_taking: Callable[[Store], None] | None = None,
+        takes: bool = True,
     ) -> None:
-        self._before_taking = before_taking
+        self._takes = takes
         self._own = StateOwner()
         self._owner: Content = None
         """Who had the state before this proxy."""
@@ -52,8 +48,8 @@ class KafkaStore(SlotStore):
         await self._reading.ensure(self._timeout_s)
         self._positions[ONLY_SLOT] = EARLIEST
         await self._load()  # before it is taken from anybody: it may be of no use to us
-        if self._before_taking is not None:
-            await asyncio.to_thread(self._before_taking, self)
+        if not self._takes:
+            return
         async with self._topic.within(LOAD_TIMEOUT_S):
             await self._producer.take_over()
         await self._load()  # what the one before had still written; it writes no more
