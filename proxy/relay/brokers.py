@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import TypeAlias
 
@@ -62,6 +63,8 @@ class Brokers:
         self.silent_since_s: float | None = None
         """Since when no probe gets any answer, in the loop's time; None while brokers answer."""
         self.addresses: dict[int, Address] = {}
+        self.on_learned: Callable[[int], None] = lambda _: None
+        """Called with each broker whose address is another one now."""
         self.unanswered: set[int] = set()
         """Brokers whose address did not answer when it was dialled last."""
         self._dialled: dict[Ends, Address] = {}
@@ -89,6 +92,7 @@ class Brokers:
             self.addresses[node_id] = (host, port)
             about = {"reason": "address", "peer": f"node {node_id}"}
             self._limited.info("broker learned", **about, node_id=node_id, host=host, port=port)
+            self.on_learned(node_id)
 
     async def connect(self, node_id: int | None) -> Channel:
         """Connect to a broker; None, or one that is not known: any bootstrap server that answers.

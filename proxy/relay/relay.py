@@ -304,8 +304,6 @@ class Relay:
         self.learn(node_id, host, port)
         if node_id not in self.brokers.addresses:
             return None
-        if self._services.steering is not None:
-            self._services.steering.learned(node_id, host, port)
         return session.address_of(node_id) or session.origin.listener.address_of(node_id)
 
     def learn(self, node_id: int, host: str, port: int) -> None:

@@ -39,9 +39,6 @@ class Steering(Protocol):
     def has_moved(self, identity: ClientIdentity) -> bool:
         """Return whether a client got another owner just now: what it knows may be of the last."""
 
-    def learned(self, node_id: int, host: str, port: int) -> None:
-        """Record a broker's real address: all members need that, and a port for it."""
-
     def visited(self, visit: "Visit") -> None:
         """Record what a client had here that another member owns; the owner is told."""
 

@@ -152,11 +152,8 @@ class SlotSteering:
     def __init__(self, name: str) -> None:
         self._name = name
         self._slot_of: SlotOf = lambda _: 0
-        self.on_learned: Callable[[int, str, int], None] = lambda *_: None
-        """Called once for each address of a broker."""
         self.on_visit: Callable[[str, Visit], None] = lambda *_: None
         """Called for each visit, with the owner's name."""
-        self._known: dict[int, Address] = {}
         self._moved_ms: dict[int, float] = {}
         """When slots got another owner last."""
         self._map = SlotMap({}, [None] * SLOTS)
@@ -203,12 +200,6 @@ class SlotSteering:
         """Return whether the slot of a client got another owner in the last JUST_MOVED_MS."""
         moved_ms = self._moved_ms.get(self._slot_of(identity)) if self._moved_ms else None
         return moved_ms is not None and clock_ms() - moved_ms < JUST_MOVED_MS
-
-    def learned(self, node_id: int, host: str, port: int) -> None:
-        """Announce a broker's real address: all members need that, and a port for it."""
-        if self._known.get(node_id) != (host, port):
-            self._known[node_id] = host, port
-            self.on_learned(node_id, host, port)
 
     def visited(self, visit: Visit) -> None:
         """Record what a client had here that another member owns; the owner is told."""

@@ -120,7 +120,7 @@ class TierMember:
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
         self.keep = ownership.keep
         self._steering = steering
-        steering.on_learned = self._learn
+        relay.brokers.on_learned = self._learned
         self._exchanges = VisitExchanges(quotas, steering, peers)
         self.visited = self._exchanges.charge
         self._budgets = BudgetExchanges(name, quotas, peers, ownership.serving, lambda: rules.keys)
@@ -197,7 +197,7 @@ class TierMember:
         try:
             metadata = await client.metadata()
             for broker in metadata.brokers:
-                self._learn(broker.node_id, broker.host, broker.port)
+                self._relay.learn(broker.node_id, broker.host, broker.port)
             self._cluster_id = metadata.cluster_id
             topic = self._config.state.topic
             brokers = [(broker.host, broker.port) for broker in metadata.brokers]
@@ -331,9 +331,8 @@ class TierMember:
         """The newest decision of the group, with all members."""
         return None if self._member is None else self._ownership.states.assignment
 
-    def _learn(self, node_id: int, host: str, port: int) -> None:
-        """Record a broker's address, open ports for it where any free ones do, announce these."""
-        self._relay.learn(node_id, host, port)
+    def _learned(self, node_id: int) -> None:
+        """Open ports for a broker where any free ones do, and announce these."""
         for listener in self._relay.listeners.values():
             listener.address_of(node_id)
         self.request_rebalance()

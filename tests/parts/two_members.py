@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from proxy.cluster.upstream import Address
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.steering import Owner, Visit
 from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses, SlotMap, slot_of
@@ -24,7 +23,6 @@ class MapSteering:
     generation: int = 1
     on_change: Callable[[], None] = lambda: None
     visits: list[Visit] = field(default_factory=list)
-    learned_nodes: dict[int, Address] = field(default_factory=dict)
 
     def owner_of(self, identity: ClientIdentity) -> Owner | None:
         member = self.map.owner_of(slot_of_client(identity))
@@ -37,9 +35,6 @@ class MapSteering:
 
     def has_moved(self, identity: ClientIdentity) -> bool:  # noqa: ARG002
         return False
-
-    def learned(self, node_id: int, host: str, port: int) -> None:
-        self.learned_nodes[node_id] = host, port
 
     def visited(self, visit: Visit) -> None:
         self.visits.append(visit)

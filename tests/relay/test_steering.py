@@ -117,7 +117,7 @@ async def test_without_a_port_at_the_owner_the_client_is_served_here(soon):
         await broker.send(frames.metadata_response(1, {9: ("real", 9092)}))
         told = frames.metadata_brokers(await client.frame())
         assert told[9] == pair.a.relay.listeners[LISTENER].address_of(9)
-        assert pair.a.services.steering.learned_nodes == {9: ("real", 9092)}
+        assert pair.a.relay.brokers.addresses[9] == ("real", 9092)
         visitor = await pair.a.client(told[9][1])
         await visitor.send(frames.fetch_request(1))
         pair.a.brokers.learn(9, "127.0.0.1", 1)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from parts.interceptors import NothingShown
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
 from proxy.cluster.kafka_client import Bootstrap
+from proxy.cluster.upstream import Address
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
@@ -64,8 +66,10 @@ class Member:
 class TwoRelays:
     """Members `a` and `b`; call it from any other thread than that of the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, a: Member, b: Member) -> None:
-        self.loop = loop
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, a: Member, b: Member, broker: Address
+    ) -> None:
+        self.loop, self.broker = loop, broker
         self.a, self.b = a, b
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
@@ -78,7 +82,7 @@ class TwoRelays:
         """Have both members open a port for a broker."""
 
         async def go() -> None:
-            self.a.steering.learned(node_id, "", 0)
+            self.a.relay.brokers.learn(node_id, *self.broker)
             await asyncio.sleep(0)
 
         self.run(go)
@@ -146,23 +150,21 @@ def two_relays(bootstrap: str, *rules: Rule, owner: str = "b") -> Iterator[TwoRe
 
     async def start() -> TwoRelays:
         a, b = (_make(steering, bootstrap, rules) for steering in MapSteering.pair(owner))
-        pair = TwoRelays(loop, a, b)
+        host, port = bootstrap.rsplit(":", 1)  # one broker, at its own address
+        pair = TwoRelays(loop, a, b, (host, int(port)))
         for each in (a, b):
             ports = SharedPorts()
             each.relay.use({LISTENER: {None: ports.open(LISTENER, HOST, 0)[0]}}, ports)
             each.relay.accept()
 
-        def learned(node_id: int, _host: str, _port: int) -> None:
-            if node_id not in a.nodes:
-                a.nodes.add(node_id)
-                b.nodes.add(node_id)
-                host, port = bootstrap.rsplit(":", 1)  # one broker, at its own address
-                for each in (a, b):
-                    each.relay.brokers.learn(node_id, host, int(port))
-                loop.call_soon(pair.follow)
+        def learned(by: Member, node_id: int) -> None:
+            for each in (a, b):
+                each.nodes.add(node_id)
+                each.relay.brokers.learn(node_id, *by.relay.brokers.addresses[node_id])
+            loop.call_soon(pair.follow)
 
         for each in (a, b):
-            each.steering.learned = learned
+            each.relay.brokers.on_learned = partial(learned, each)
         pair.follow()
         return pair
 
