@@ -22,17 +22,17 @@ from types import TracebackType
 import structlog
 import uvloop
 
-from proxy.admin.commands.operator_commands import AdminRefusal, add_commands, number_of
+from proxy.admin.commands.operator_commands import add_commands, number_of
 from proxy.admin.document_models import printable
-from proxy.config import Config, ConfigError, load_config
+from proxy.config import Config, load_config
 from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
 from proxy.config.endpoints import MAX_PORT
+from proxy.errors import ProxyError
 from proxy.garbage import spare_full_collections
 from proxy.hot_restart import serve_until
 from proxy.launcher.launcher import Launcher
-from proxy.launcher.worker import WorkerError
 from proxy.log_queue import LibraryLog, log_level, log_queue
-from proxy.member import PORT_ERRORS, Member, log_hints
+from proxy.member import Member, log_hints
 from proxy.onboarding.doctor_command import add_doctor
 from proxy.onboarding.init_command import add_init
 from proxy.quota.entities import ClientIdentity, known_client_id
@@ -41,19 +41,11 @@ from proxy.quota.scheduled_rules import ScheduledSettings
 from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.release import VERSION, CheckoutError
-from proxy.state import StateError
 from proxy.tier import key_rules
-from proxy.tier.group.group_member import MembershipError
 from proxy.wiring import prepare_process
 
 STDIN, STDOUT, STDERR = range(3)
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT = 0, 1, 2
-
-FAILURES = (
-    *(AdminRefusal, CheckoutError, ConfigError, MembershipError, StateError),
-    *(TakeOverError, WorkerError),
-)
-"""What says all by itself that a command could not do; some of it is bad input."""
 
 _log = structlog.get_logger(__name__)
 
@@ -71,12 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except BadValueError as error:  # such as a file that was sound a moment ago
         return _complain(f"{error.message}\n    fix: {error.fix}", EXIT_BAD_INPUT)
-    except PORT_ERRORS as error:
-        fix = "choose another address, or stop what has it"
-        return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
-    except FAILURES as error:
-        is_bad_input = isinstance(error, ConfigError) or getattr(error, "is_bad_input", False)
-        return _complain(str(error), EXIT_BAD_INPUT if is_bad_input else EXIT_FAILED)
+    except ProxyError as error:
+        return _complain(str(error), EXIT_BAD_INPUT if error.is_bad_input else EXIT_FAILED)
     except OSError as error:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
     except KeyboardInterrupt:

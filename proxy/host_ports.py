@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from structlog import get_logger
 
-from proxy.admin.server import AdminPortError
 from proxy.config import Config, ListenerSection
 from proxy.config.endpoints import HostPort
 from proxy.relay.listener import SNI_PORT
-from proxy.relay.ports import SharedPorts, bind_ports
+from proxy.relay.ports import ListenerError, SharedPorts, bind_ports
 
 ADMIN = "admin"
 """In the place of a listener's name, where a port cannot be opened."""
@@ -51,7 +50,7 @@ class HostPorts(SharedPorts):
         self.members: list[MemberSockets] = []
 
     def open_all(self) -> None:
-        """Open all ports. Raises ListenerError or AdminPortError; then none is open."""
+        """Open all ports. Raises ListenerError; then none is open."""
         self.members = [MemberSockets() for _ in range(self._config.worker_count)]
         try:
             for listener in self._config.listeners:
@@ -89,7 +88,7 @@ class HostPorts(SharedPorts):
         try:
             return bind_ports(bind.host, bind.port, self.sharing_with or ())
         except OSError as error:
-            raise AdminPortError(f"admin.bind: {bind}: {error.strerror or error}") from None
+            raise ListenerError(f"admin.bind: {bind}: {error.strerror or error}") from None
 
     def _share(self, sockets: Iterable[socket.socket]) -> None:
         """Have what connects to admin ports wait while a member is started, or replaced."""

@@ -35,7 +35,7 @@ async def in_place_of(
     then it is told to release that, which is waited for. New connections wait meanwhile; none is
     refused. In the end it is told to stop, unless `stop` is set. If that takes longer than
     SERVE_TIMEOUT_S, this process is ended. Whatever fails, the ports are closed, and it serves on.
-    Raises ListenerError, AdminPortError, StateError, TakeOverError.
+    Raises ListenerError, StateError, TakeOverError.
     """
     try:
         if predecessor is not None:

@@ -24,7 +24,7 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.request_times import RecentApiTimes, watch_lag
-from proxy.admin.server import AdminPortError, AdminServer
+from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
@@ -53,7 +53,7 @@ from proxy.quota.validation import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.kafka_quotas import KafkaQuotas
-from proxy.relay.ports import ListenerError, refuse_all
+from proxy.relay.ports import refuse_all
 from proxy.relay.pump import MAX_PIPES
 from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services
@@ -79,9 +79,6 @@ TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, 
 
 Work = Callable[[], Coroutine[None, None, None]]
 T = TypeVar("T")
-
-PORT_ERRORS = (ListenerError, AdminPortError)
-"""What `Member.start` raises for a port that cannot be opened."""
 
 SETTLED_S = 30.0
 """A member that has lived for so long after a crash loop has come out of it."""
@@ -200,7 +197,7 @@ class Member:
         """Open every port and the state, and join the tier; clients wait until `accept`.
 
         A `predecessor` is replaced as `in_place_of` does it.
-        Raises ListenerError, AdminPortError, StateError, TakeOverError, MembershipError.
+        Raises ListenerError, StateError, TakeOverError, MembershipError.
         """
         if self._launched is not None:
             self._sockets = self._launched.sockets

@@ -2,10 +2,12 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from proxy.errors import ProxyError
+
 PACKAGE = "kafka-quota-proxy"
 
 
-class CheckoutError(Exception):
+class CheckoutError(ProxyError):
     """A command that only a checkout of the project has cannot go on: this may be none."""
 
     is_bad_input = True

@@ -20,6 +20,7 @@ from proxy.admin.port.admin_port import AdminPort
 from proxy.admin.port.guard import AccessRules, Guard
 from proxy.admin.query_documents import PARTITION
 from proxy.config.models import AdminSection
+from proxy.relay.ports import ListenerError
 
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 
@@ -74,10 +75,6 @@ async def _give(text: str, content_type: str, _: web.Request) -> web.Response:
     return web.Response(text=text, content_type=content_type, charset="utf-8", headers=PAGE_HEADERS)
 
 
-class AdminPortError(Exception):
-    """The admin port could not be opened."""
-
-
 class AdminServer:
     """Serves operators on one address: metrics, health, the API and the status page.
 
@@ -118,9 +115,9 @@ class AdminServer:
         return app
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept on bound sockets. Raises AdminPortError."""
+        """Accept on bound sockets. Raises ListenerError."""
         if not self.guard.access.tokens and not self._bind.is_loopback:
-            raise AdminPortError(
+            raise ListenerError(
                 f"admin.bind: {self._bind.host} can be reached by others; set a token"
             )
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
@@ -140,7 +137,7 @@ class AdminServer:
         except OSError as error:
             await runner.cleanup()
             address = f"{self._bind.host}:{self.port}"
-            raise AdminPortError(f"admin.bind: {address}: {error.strerror or error}") from None
+            raise ListenerError(f"admin.bind: {address}: {error.strerror or error}") from None
         self._runner = runner
 
     async def stop(self) -> None:

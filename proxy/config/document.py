@@ -15,6 +15,7 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from proxy.config.files import read_bytes
+from proxy.errors import ProxyError
 from proxy.quota.fields import Loc
 from proxy.quota.values import BadValueError, shown
 
@@ -52,8 +53,10 @@ class ConfigProblem:
         return f"{place}: {subject}{self.message}\n    fix: {self.fix}"
 
 
-class ConfigError(Exception):
+class ConfigError(ProxyError):
     """A configuration file that cannot be used, with every mistake in line order."""
+
+    is_bad_input = True
 
     def __init__(self, problems: Iterable[ConfigProblem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line))

@@ -62,7 +62,7 @@ class Launcher:
     ) -> None:
         """Open every port and start all members, as `Member.start`.
 
-        Raises ListenerError, AdminPortError, StateError, WorkerError, TakeOverError.
+        Raises ListenerError, StateError, WorkerError, TakeOverError.
         """
         try:
             async with in_place_of(predecessor, self._config, self.ports, stop):

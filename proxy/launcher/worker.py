@@ -22,12 +22,11 @@ import structlog
 import uvloop
 from structlog import get_logger
 
+from proxy.errors import ProxyError
 from proxy.garbage import spare_full_collections
 from proxy.log_queue import log_queue
-from proxy.member import PORT_ERRORS, SETTLED_S, Member
-from proxy.state import StateError
+from proxy.member import SETTLED_S, Member
 from proxy.tasks import wait_at_most
-from proxy.tier.group.group_member import MembershipError
 
 BEAT_INTERVAL_S, HANG_S = 2.0, 10.0
 """A member that has not said anything for HANG_S hangs, and is killed."""
@@ -73,7 +72,7 @@ class Notice(StrEnum):
     FAILED = "failed"
 
 
-class WorkerError(Exception):
+class WorkerError(ProxyError):
     """A member cannot begin, or does not do what it is told."""
 
 
@@ -279,7 +278,7 @@ async def _run(make: Callable[[], Member], channel: socket.socket) -> int:
         await member.start()
         send(Notice.READY)
         return await _obey(member, reader, send)
-    except (*PORT_ERRORS, StateError, MembershipError, OSError) as error:
+    except (ProxyError, OSError) as error:
         send(f"{Notice.FAILED} {json.dumps(str(error))}")
         await writer.drain()
         return EXIT_CRASHED
@@ -319,7 +318,7 @@ async def _obey(member: Member, reader: asyncio.StreamReader, send: Callable[[st
 def _explain(task: asyncio.Task[None]) -> int:
     """Log why the member ends; the launcher starts another one."""
     error = None if task.cancelled() else task.exception()
-    if isinstance(error, StateError | MembershipError):
+    if isinstance(error, ProxyError):
         _log.error("this member ends", error=str(error))
     else:
         _log.error("unexpected end of work", work=task.get_name(), exc_info=error)

@@ -134,9 +134,9 @@ def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> A
             refused_reports=_refused_reports(client),
         )
     except AdminRefusal as error:
-        failure = error.problem
+        failure = error.what
     except MISREAD:
-        failure = client.no_proxy().problem
+        failure = client.no_proxy().what
     return AdminSight(client.url, failure=failure)
 
 

@@ -129,7 +129,7 @@ class Listener:
             try:
                 (sock,) = self.ports.open(settings.name, settings.host, 0)
             except ListenerError as error:
-                self._leave_out(node_id, error=str(error), fix="raise the limit of open files")
+                self._leave_out(node_id, error=error.what, fix="raise the limit of open files")
                 return None
             self.use({node_id: sock})
             self.without_port.discard(node_id)

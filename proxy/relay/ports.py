@@ -7,6 +7,7 @@ from contextlib import suppress
 from struct import Struct
 
 from proxy.cluster.upstream import Address
+from proxy.errors import ProxyError
 
 BACKLOG = 1024
 
@@ -24,8 +25,11 @@ _RETURN = 0x16  # ret a
 _RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
 
 
-class ListenerError(Exception):
+class ListenerError(ProxyError):
     """A port could not be opened."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "choose another address, or stop what has it")
 
 
 class SharedPorts:

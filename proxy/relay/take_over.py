@@ -25,6 +25,7 @@ from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 from proxy.cluster.upstream import Address
+from proxy.errors import ProxyError
 from proxy.relay.ports import SharedPorts
 from proxy.tasks import end_tasks
 
@@ -62,11 +63,8 @@ _CREDENTIALS = Struct("3i")  # Linux's ucred: process, user, group
 _log = get_logger(__name__)
 
 
-class TakeOverError(Exception):
+class TakeOverError(ProxyError):
     """A process cannot be replaced; it goes on as before."""
-
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what}\n    fix: {fix}")
 
 
 class Predecessor:

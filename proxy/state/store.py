@@ -10,6 +10,8 @@ from functools import cached_property, partial
 from threading import Lock
 from typing import Any, TypeAlias
 
+from proxy.errors import ProxyError
+
 Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
 """A value as JSON has it. It is read back as `dict`, `list` and so on; a tuple becomes a list."""
 
@@ -22,13 +24,8 @@ SEPARATOR = "/"
 _to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
-class StateError(Exception):
-    """State cannot be read or written, and is as it was: what is wrong, where, how to mend it."""
-
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what}\n    fix: {fix}")
-        self.what = what
-        self.fix = fix
+class StateError(ProxyError):
+    """State cannot be read or written, and is as it was."""
 
 
 class DamagedError(StateError):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from proxy.admin.replies import MAX_BODY_BYTES, ApiError
 from proxy.admin.rule_documents import parse_override
-from proxy.admin.server import AdminPortError
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry
+from proxy.relay.ports import ListenerError
 
 ETL = "/v1/quotas/client-id=etl-orders"
 GOOD = b'{"consumer_byte_rate": "10MiB"}'
@@ -212,7 +212,7 @@ async def test_the_token_is_compared_in_constant_time(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "quota-proxy.example"])
 async def test_without_a_token_only_loopback_is_bound(world: AdminWorld, host: str):
-    with pytest.raises(AdminPortError, match="set a token"):
+    with pytest.raises(ListenerError, match="set a token"):
         await world.server(host).start(())
 
 

@@ -10,7 +10,6 @@ import trustme
 import yaml
 
 from examples.devkit.loopback import free_ports
-from proxy.admin.server import AdminPortError
 from proxy.config import Config, load_config
 from proxy.config.check_report import find_hints
 from proxy.config.endpoints import PortRange
@@ -132,7 +131,7 @@ def test_an_admin_port_that_is_taken_leaves_none_open(configured, workers):
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         machine = HostPorts(configured(workers, port, broker_ports=0))
-        with pytest.raises(AdminPortError, match=rf"admin.bind: {HOST}:{port}: .* in use"):
+        with pytest.raises(ListenerError, match=rf"admin.bind: {HOST}:{port}: .* in use"):
             machine.open_all()
     assert not list(machine.sockets())
 

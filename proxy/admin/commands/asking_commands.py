@@ -93,7 +93,7 @@ def _watch(client: AdminPortClient, status: Document, console: Console) -> None:
                 try:
                     status, lost = fetch_status(client), ""
                 except AdminRefusal as error:
-                    lost = f"{error.problem}; trying again"
+                    lost = f"{error.what}; trying again"
                 next_s = time.monotonic() + STATUS_INTERVAL_S
 
 

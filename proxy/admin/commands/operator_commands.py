@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from proxy.admin.document_models import MISREAD, printable
+from proxy.errors import ProxyError
 from proxy.quota.validation import CLIENT_KEYS
 from proxy.state import Document
 
@@ -32,18 +33,15 @@ DEFAULT_URL = "http://127.0.0.1:9644"
 _FIX_URL = "give the address of admin.bind as --url"
 
 
-class AdminRefusal(Exception):  # noqa: N818 - what came of it, for people
+class AdminRefusal(ProxyError):  # noqa: N818 - what came of it, for people
     """The admin server did not answer, or did not do what it was asked for: why, and the fix.
 
     Both may be what some server says, and are made fit for a terminal.
     """
 
     def __init__(self, problem: str, fix: str, *, is_bad_input: bool = False) -> None:
-        problem, fix = printable(problem), printable(fix)
-        super().__init__(f"{problem}\n    fix: {fix}")
-        self.problem = problem
+        super().__init__(printable(problem), printable(fix))
         self.is_bad_input = is_bad_input
-        """Whether what was given to the command is the mistake, such as `--for abc`."""
 
 
 class _TimedHandler(HTTPHandler, HTTPSHandler):

@@ -16,6 +16,7 @@ from structlog import get_logger
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
 from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError
+from proxy.errors import ProxyError
 from proxy.state import GroupFence
 from proxy.tasks import wait_at_most
 from proxy.tier.slot_balance import Placement, placed_slots
@@ -78,7 +79,7 @@ MAX_JOIN_BACKOFF_S = 2.0
 _log = get_logger(__name__)
 
 
-class MembershipError(Exception):
+class MembershipError(ProxyError):
     """The process cannot be in the group, and waiting does not mend that."""
 
 
