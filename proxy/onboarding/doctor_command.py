@@ -12,10 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from http.client import HTTPException
 from pathlib import Path
 from typing import Final
-from urllib.error import HTTPError
 
 from proxy.admin.commands.operator_commands import (
     AdminPortClient,
@@ -154,14 +152,9 @@ def _refusal(client: AdminPortClient) -> str | None:
     A body that does not say that it is JSON is refused after the token was looked at, and counts as
     no report.
     """
-    try:
-        with client.open(REPORT_PATH, {}, "text/plain"):
-            return None
-    except HTTPError as error:
-        allowed = error.code == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        return None if allowed else client.reason_of(error)[0]
-    except (OSError, HTTPException, ValueError) as error:
-        raise AdminRefusal(f"{client.url} does not answer: {error}", "start the proxy") from None
+    reply = client.ask(REPORT_PATH, {}, "text/plain")
+    is_taken = reply.status in (HTTPStatus.OK, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+    return None if is_taken else reply.refusal()[0]
 
 
 async def _see_listeners(

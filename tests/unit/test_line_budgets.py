@@ -24,9 +24,9 @@ BUDGETS = {
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1317, 650),
     "proxy/tier": Budget(4198, 2350),
-    "proxy/onboarding": Budget(967, 700),
+    "proxy/onboarding": Budget(960, 700),
     "proxy/queries": Budget(920, 650),
-    "proxy/admin": Budget(6188, 4250),
+    "proxy/admin": Budget(6179, 4250),
     "proxy/config": Budget(2615, 2150),
     "proxy/relay": Budget(6789, 4300),
     "proxy/usage": Budget(998, 980),

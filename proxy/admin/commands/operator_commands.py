@@ -6,18 +6,17 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead, InvalidURL
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
-from threading import Event, Timer
 from time import monotonic
-from typing import Any
-from urllib.error import HTTPError, URLError
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import HTTPHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from proxy.admin.document_models import MISREAD, printable
 from proxy.errors import ProxyError
@@ -44,32 +43,21 @@ class AdminRefusal(ProxyError):  # noqa: N818 - what came of it, for people
         self.is_bad_input = is_bad_input
 
 
-class _TimedHandler(HTTPHandler, HTTPSHandler):
-    """Ends a connection whose answer's head is not there in time, however slowly it trickles."""
+class AdminReply(NamedTuple):
+    """An answer of the admin server."""
 
-    def do_open(self, http_class: Any, req: Request, **options: Any) -> HTTPResponse:
-        made, is_late = list[HTTPConnection](), Event()
+    status: int
+    reason: str
+    """What HTTP's first line says of the status."""
+    body: bytes
 
-        def make(host: str, **more: Any) -> HTTPConnection:
-            made.append(http_class(host, **more))
-            return made[0]
-
-        def end() -> None:
-            is_late.set()
-            if made and made[0].sock is not None:
-                with suppress(OSError):  # over by now; that of TLS would forget its keys
-                    socket.socket.shutdown(made[0].sock, socket.SHUT_RDWR)
-
-        timer = Timer(req.timeout or 0.0, end)
-        timer.daemon = True
-        timer.start()
+    def refusal(self) -> tuple[str, str]:
+        """Return why the proxy refused a request, and the fix."""
         try:
-            reply = super().do_open(make, req, **options)
-            if is_late.is_set():  # to the client that is the end of a head, too
-                raise URLError("timed out")
-            return reply
-        finally:
-            timer.cancel()
+            said = json.loads(self.body)
+            return str(said["error"]), str(said["fix"])
+        except MISREAD:
+            return self.reason, "see that it is a quota proxy of this version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,70 +70,55 @@ class AdminPortClient:
     """None: the system's authorities sign its certificate, and it wants none of ours."""
     token: str | None = field(default=None, repr=False)
     timeout_s: float = 30.0
-    """For the head of each answer, and again for its body."""
+    """To connect, and then for an answer as a whole, however slowly it trickles."""
 
-    def open(
+    def ask(
         self,
         path: str,
         body: Mapping[str, object] | None = None,
         content_type: str = "application/json",
-    ) -> HTTPResponse:
-        """Ask for a path: `GET`, or `POST` with a body.
-
-        Raises OSError, HTTPException, or ValueError for what is no URL.
-        """
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or parts.port == 0:  # one above the highest raises
-            raise ValueError("it is not a URL such as http://127.0.0.1:9644")
-        headers = {} if body is None else {"Content-Type": content_type}
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(f"{self.url.rstrip('/')}{path}", data, headers)
-        if self.token is not None:
-            # Not where we are redirected to: it is for this server only.
-            request.add_unredirected_header("Authorization", f"Bearer {self.token}")
-        # A proxy of the environment is for other hosts; this one is named by its own address.
-        opener = build_opener(ProxyHandler({}), _TimedHandler(context=self.tls))
-        answer: HTTPResponse = opener.open(request, timeout=self.timeout_s)
-        return answer
-
-    def read(self, path: str, body: Mapping[str, object] | None = None) -> bytes:
+    ) -> AdminReply:
         """Return what a path answers: `GET`, or `POST` with a body. Raises AdminRefusal."""
+        headers = {"Connection": "close"}
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            headers["Content-Type"] = content_type
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
         try:
-            with self.open(path, body) as reply:
-                return self._body(reply)
-        except HTTPError as error:
-            is_bad_input = error.code == HTTPStatus.BAD_REQUEST
-            what, fix = self.reason_of(error)
-            if error.code == HTTPStatus.UNAUTHORIZED:
-                fix += "; give its file as --token-file"
-            problem = f"{self.url} refuses with {error.code}: {what}"
-            raise AdminRefusal(problem, fix, is_bad_input=is_bad_input) from None
-        except URLError as error:
-            fix = f"start the proxy, or {_FIX_URL}"
-            raise AdminRefusal(f"{self.url} does not answer: {error.reason}", fix) from None
+            parts = urlsplit(self.url)
+            if parts.scheme not in ("http", "https") or parts.port == 0:  # one too high raises
+                raise ValueError("it is not a URL such as http://127.0.0.1:9644")
+            host, port, limit_s = parts.hostname or "", parts.port, self.timeout_s
+            with closing(
+                HTTPConnection(host, port, timeout=limit_s)
+                if parts.scheme == "http"
+                else HTTPSConnection(host, port, timeout=limit_s, context=self.tls)
+            ) as connection:
+                try:
+                    connection.connect()
+                except OSError as error:
+                    fix = f"start the proxy, or {_FIX_URL}"
+                    raise AdminRefusal(f"{self.url} does not answer: {error}", fix) from None
+                method, target = "GET" if data is None else "POST", parts.path.rstrip("/") + path
+                connection.request(method, target, data, headers)
+                return _received(connection.sock, limit_s)
         except (OSError, HTTPException, ValueError) as error:
             problem = f"{self.url!r} does not answer as a proxy would: {error}"
             is_bad_url = isinstance(error, (ValueError, InvalidURL))
             raise AdminRefusal(problem, _FIX_URL, is_bad_input=is_bad_url) from None
 
-    def _body(self, reply: HTTPResponse | HTTPError) -> bytes:
-        """Return what follows the head. Raises OSError for what takes too long or is too much."""
-        body, end_s = bytearray(), monotonic() + self.timeout_s
-        while piece := reply.read1(PIECE_BYTES):
-            body += piece
-            if len(body) > MAX_REPLY_BYTES or monotonic() > end_s:
-                raise OSError(f"the answer is not over after {len(body)} bytes")
-        if reply.length:  # of 1,000 bytes ten came
-            raise IncompleteRead(bytes(body), reply.length)
-        return bytes(body)
-
-    def reason_of(self, error: HTTPError) -> tuple[str, str]:
-        """Return why the proxy refused a request, and the fix."""
-        try:
-            said = json.loads(self._body(error))
-            return str(said["error"]), str(said["fix"])
-        except (OSError, HTTPException, *MISREAD):
-            return error.reason, "see that it is a quota proxy of this version"
+    def read(self, path: str, body: Mapping[str, object] | None = None) -> bytes:
+        """Return the body of an answer. Raises AdminRefusal, also for what is refused."""
+        reply = self.ask(path, body)
+        if reply.status == HTTPStatus.OK:
+            return reply.body
+        what, fix = reply.refusal()
+        if reply.status == HTTPStatus.UNAUTHORIZED:
+            fix += "; give its file as --token-file"
+        problem = f"{self.url} refuses with {reply.status}: {what}"
+        is_bad_input = reply.status == HTTPStatus.BAD_REQUEST
+        raise AdminRefusal(problem, fix, is_bad_input=is_bad_input)
 
     def document(
         self,
@@ -183,6 +156,24 @@ class AdminPortClient:
             rows += page[key]
             cursor = page.get("next")
         return rows
+
+
+def _received(sock: socket.socket, limit_s: float) -> AdminReply:
+    """Return the answer that comes until the end of a connection.
+
+    Raises OSError for what takes too long or is too much, HTTPException for what is no answer.
+    """
+    raw, end_s = bytearray(), monotonic() + limit_s
+    while piece := sock.recv(PIECE_BYTES):
+        raw += piece
+        left_s = end_s - monotonic()
+        if len(raw) > MAX_REPLY_BYTES or left_s <= 0:
+            raise OSError(f"the answer is not over after {len(raw)} bytes")
+        sock.settimeout(left_s)
+    whole: Any = SimpleNamespace(makefile=lambda _: BytesIO(raw))
+    reply = HTTPResponse(whole)
+    reply.begin()
+    return AdminReply(reply.status, reply.reason, reply.read())
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
