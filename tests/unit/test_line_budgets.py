@@ -19,7 +19,9 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(349, 200),
+    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/errors.py proxy/release.py": Budget(
+        362, 200
+    ),
     "proxy/launcher": Budget(516, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1317, 650),
