@@ -1,6 +1,6 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -9,14 +9,15 @@ from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import NOTHING, FetchedLogs, FetchExchange, Reader
+from proxy.progress.tracker import Reader
+from proxy.queries.fetch_run import FetchRun, JoinedFetch
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.frames_to_show import FramesToShow
 from proxy.relay.interceptor import ClientSentOn, InterceptedRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import NO_OFFSET, FetchedPartition, TopicKey, read_fetch_request
-from proxy.wire.fetch_response import MAX_UNSHOWN, FetchObserver
+from proxy.wire.fetch import NO_OFFSET, read_fetch_request
+from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import (
     LATEST,
@@ -42,9 +43,6 @@ FORGOTTEN_MS = 5_000.0
 let go asks again within a second or two."""
 
 MAX_VISITORS = 10_000
-
-ROW_BYTES = 256
-"""About what a FetchedPartition takes."""
 
 
 class DriversSentOn:
@@ -115,10 +113,11 @@ class FollowedClient:
     their batches are planned. A batch query's do, to find out what to read."""
     pressure: QueryBackpressure | None = None
     """On its query; None when no adaptive rule bounds the client."""
-    _answered: "_InterceptedFetch | None" = None
-    """Waits to be recorded, with all those that it stands for."""
-    _asked: "_InterceptedFetch | None" = None
-    """Reads on from `_answered`, and has no response yet."""
+    run: FetchRun = field(init=False)
+    """Its Fetches that wait to be recorded."""
+
+    def __post_init__(self) -> None:
+        self.run = FetchRun(self._all.unshown)
 
     @property
     def client_id(self) -> str:
@@ -159,7 +158,7 @@ class FollowedClient:
             fetch = read_fetch_request(version, body)
             lookups.is_executor = True  # from now on
             return _InterceptedFetch(
-                self.reader, self._all.names, fetch, client=self, sent_ms=now_ms
+                *(self.reader, self._all.names, fetch), client=self, sent_ms=now_ms, run=self.run
             )
         ask = read_list_offsets_request(version, body, head.correlation_id)
         self._looked_up_first |= not lookups.is_executor
@@ -203,43 +202,9 @@ class FollowedClient:
         if self.wants(FETCH, now_ms) and self.pressure is not None:
             self.pressure.record_hold(start_ms, now_ms)
 
-    def asked(self, fetch: "_InterceptedFetch") -> None:
-        """Record a Fetch that was sent on; later if it reads on from one that waits."""
-        if self._answered is not None and self._asked is None and fetch.goes_on(self._answered):
-            self._asked = fetch
-        else:
-            self.record()
-            fetch.asked(fetch.sent_ms)
-
-    def answered(self, fetch: "_InterceptedFetch") -> None:
-        """Record the response to a Fetch: soon, and as one with those that it reads on from."""
-        before, unshown = self._answered, self._all.unshown
-        if before is not None and fetch is self._asked:
-            fetch.stand_for(before)
-            self._asked = None
-        else:
-            self.record()
-            if unshown is not None:
-                unshown().add(fetch.answered_ms, self.record)
-        self._keep(fetch)
-        if unshown is None:
-            self.record()
-
     def record(self) -> None:
         """See ClientInterceptor."""
-        answered, asked = self._answered, self._asked
-        self._asked = None
-        self._keep(None)
-        if answered is not None:
-            answered.record()
-        if asked is not None:
-            asked.asked(asked.sent_ms)
-
-    def _keep(self, answered: "_InterceptedFetch | None") -> None:
-        if self._all.unshown is not None:
-            new, old = (0 if each is None else each.rows for each in (answered, self._answered))
-            self._all.unshown().cells[0] += ROW_BYTES * (new - old)
-        self._answered = answered
+        self.run.record()
 
     def close(self) -> None:
         """See ClientInterceptor."""
@@ -272,19 +237,8 @@ class FollowedClient:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _InterceptedFetch(FetchExchange, InterceptedRequest):
-    """A Fetch, and what its response says until that is recorded."""
-
+class _InterceptedFetch(JoinedFetch, InterceptedRequest):
     client: FollowedClient
-    sent_ms: float
-    logs: FetchedLogs | None = None
-    """Gets the response at once, for look-ups that are answered from it."""
-    answers: list[tuple[TopicKey, Sequence[FetchedPartition]]] = field(default_factory=list)
-    rows: int = 0
-    """How many partitions these are."""
-    first: "_InterceptedFetch | None" = None
-    """Stands for all before it that read on from one another: what it asked for, and the last
-    response."""
 
     takes_whole = False
 
@@ -292,7 +246,7 @@ class _InterceptedFetch(FetchExchange, InterceptedRequest):
         self.ask.read_from(start)
 
     def sent(self) -> None:
-        self.client.asked(self)
+        self.run.asked(self)
 
     def measured(self, count: int) -> None:
         if self.client.pressure is not None:
@@ -308,67 +262,6 @@ class _InterceptedFetch(FetchExchange, InterceptedRequest):
         self.logs = logs if self.client.answers_lookups(now_ms) else None
         self.answered_ms = now_ms
         return self
-
-    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
-        self.answers.append((topic, fetched))
-        name = topic if isinstance(topic, str) else self.names.known.get(topic)
-        if self.logs is not None and name is not None:
-            self.logs.record(name, fetched)
-        self.rows += len(fetched)
-        if self.rows > MAX_UNSHOWN:
-            self.client.record()
-            self.record_answers()
-
-    def ended(self) -> None:
-        self.client.answered(self)
-
-    def goes_on(self, before: "_InterceptedFetch") -> bool:
-        """Return whether it asks just for what is behind all that another one was given.
-
-        For all that the other one asked for, and got: then nothing else is to be known of that.
-        """
-        offsets, offsets_before = self.offsets(), before.offsets()
-        topics = len(before.answers)
-        if self.reader is not before.reader or not len(offsets) == len(offsets_before) == topics:
-            return False
-        for topic, rows in before.answers:
-            ats, starts = offsets.get(topic, NOTHING), offsets_before.get(topic, NOTHING)
-            if not len(ats) == len(starts) == len(rows):
-                return False
-            for index, error_code, _, _, _, records_bytes, end in rows:
-                at, start = ats.get(index), starts.get(index)
-                if error_code or at is None or start is None:
-                    return False
-                if at != (start if end is None else end) and (end is not None or not records_bytes):
-                    return False
-        return True
-
-    def stand_for(self, before: "_InterceptedFetch") -> None:
-        """Have another one, from which it goes on, recorded with it, and what that stands for."""
-        first, before.first = before.first, None
-        if first is not None:
-            first.answers, first.answered_ms = before.answers, before.answered_ms
-        self.first = first or before
-
-    def record(self) -> None:
-        """Record the response, and all that it stands for as one."""
-        first = self.first
-        if first is not None:
-            for each, (topic, rows) in enumerate(first.answers):
-                at, start = self.offsets()[topic], first.offsets()[topic]
-                # Records of earlier ones count, also where the last response had none.
-                given = [(*row[:5], row[5] or at[row[0]] - start[row[0]], row[6]) for row in rows]
-                first.answers[each] = topic, given
-            first.record_answers()
-            self.asked(self.sent_ms)
-        self.record_answers()
-        FetchExchange.ended(self)
-
-    def record_answers(self) -> None:
-        """Record what the response has said so far."""
-        for topic, fetched in self.answers:
-            FetchExchange.partitions(self, topic, fetched)
-        self.answers, self.rows = [], 0
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,7 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1317, 650),
     "proxy/tier": Budget(4198, 2350),
     "proxy/onboarding": Budget(960, 700),
-    "proxy/queries": Budget(920, 650),
+    "proxy/queries": Budget(956, 650),
     "proxy/admin": Budget(6179, 4250),
     "proxy/config": Budget(2615, 2150),
     "proxy/relay": Budget(6789, 4300),
