@@ -10,7 +10,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import Reader
-from proxy.queries.fetch_run import FetchRun, JoinedFetch
+from proxy.queries.joined_fetches import FetchRun, JoinedFetch
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.frames_to_show import FramesToShow
