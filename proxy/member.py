@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -89,30 +88,26 @@ JOIN_AGAIN_S = 1.0
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedAs:
-    """What a launcher gives to one of the members of its host."""
-
-    number: int
-    """From 0."""
-    sockets: MemberSockets
-    restarts: int = 0
-    """How often the member was started again."""
-    is_looping: bool = False
-    """Whether it has crashed again and again: others are to have its clients for now."""
-
-
 class Member:
     """One member. Make it inside a running event loop, `start` it, have it `accept`.
 
-    `launched` is what a launcher gives; a member without opens its ports itself.
+    A launcher gives `number`, from 0, and `sockets`; a member without opens its ports itself. It
+    was started again for `restarts` times, and where it `is_looping` it crashes again and again:
+    others are to have its clients for now.
     """
 
     def __init__(
-        self, config: Config, path: Path, *, splice: bool = True, launched: LaunchedAs | None = None
+        self,
+        config: Config,
+        path: Path,
+        *,
+        splice: bool = True,
+        number: int = 0,
+        sockets: MemberSockets | None = None,
+        restarts: int = 0,
+        is_looping: bool = False,
     ) -> None:
-        self._launched = launched
-        number, restarts = (0, 0) if launched is None else (launched.number, launched.restarts)
+        self._given = sockets
         loop = asyncio.get_running_loop()
         log_level.set(config.log_level)
         machine = None if config.tier is None else config.tier.machine
@@ -189,6 +184,7 @@ class Member:
         """Held while a thread opens the state for that."""
         if steering is not None:
             self._tier = self._make_tier(config, steering, number, restarts)
+            self._tier.is_settling = is_looping
             self._store.watch_key = self._tier.watch_key
 
     async def start(
@@ -199,8 +195,8 @@ class Member:
         A `predecessor` is replaced as `in_place_of` does it.
         Raises ListenerError, StateError, TakeOverError, MembershipError.
         """
-        if self._launched is not None:
-            self._sockets = self._launched.sockets
+        if self._given is not None:
+            self._sockets = self._given
             await self._open()
             return
         async with in_place_of(predecessor, self._config, self.ports, stop):
@@ -211,7 +207,7 @@ class Member:
 
     async def _open(self) -> None:
         """Open the state and what answers at the ports, and join the tier."""
-        launched, relay, tier = self._launched, self._relay, self._tier
+        relay, tier = self._relay, self._tier
         site: AdminServer | None = None
         try:
             relay.use(self._sockets.listeners, self.ports)
@@ -220,7 +216,6 @@ class Member:
             site = self._make_admin()
             await self._open_admin()
             if tier is not None:
-                tier.is_settling = launched is not None and launched.is_looping
                 await tier.join(self._admin.port)
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
@@ -290,7 +285,7 @@ class Member:
             await self._tier.leave(for_successor=True)
         await self._admin.stop()
         # A launcher has the port, too, and one that the system has chosen would not stay.
-        if self._launched is None and self._config.admin.bind.port:
+        if self._given is None and self._config.admin.bind.port:
             refuse_all(self._sockets.own_admin)
         await self._debts.close()
         await self._queries.close()

@@ -17,7 +17,7 @@ from proxy.config import Config
 from proxy.host_ports import HostPorts
 from proxy.hot_restart import in_place_of
 from proxy.launcher.worker import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle, run_worker
-from proxy.member import LaunchedAs, Member
+from proxy.member import Member
 from proxy.relay.take_over import Predecessor
 from proxy.tasks import end_tasks
 
@@ -112,15 +112,16 @@ class Launcher:
 
     async def _begin(self, worker: WorkerHandle) -> None:
         """Start a member, up to where it could accept clients. Raises WorkerError."""
-        launched = LaunchedAs(
-            worker.number,
-            self.ports.members[worker.number],
+        sockets = self.ports.members[worker.number]
+        make = partial(
+            self._make_member,
+            number=worker.number,
+            sockets=sockets,
             restarts=worker.restarts.count,
             is_looping=worker.restarts.is_looping,
         )
-        make = partial(self._make_member, launched=launched)
         work = partial(run_worker, worker.number, make)
-        own = set(launched.sockets.all())
+        own = set(sockets.all())
         not_its = [sock for sock in self.ports.sockets() if sock not in own]
         not_its += [each.channel for each in self._workers if each.channel is not None]
         await worker.fork(work, not_its)

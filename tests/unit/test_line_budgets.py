@@ -22,9 +22,9 @@ BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/errors.py proxy/release.py": Budget(
         362, 200
     ),
-    "proxy/launcher": Budget(516, 400),
+    "proxy/launcher": Budget(517, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
-    "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1317, 650),
+    "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1312, 650),
     "proxy/tier": Budget(4198, 2350),
     "proxy/onboarding": Budget(960, 700),
     "proxy/queries": Budget(956, 650),
