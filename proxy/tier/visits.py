@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from math import isfinite
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter, ValidationError
 from structlog import get_logger
 
 from metrics.clock import clock_ms
@@ -33,6 +33,9 @@ MAX_VISITS = 10_000
 MAX_KEPT = 100_000
 """Clients and kinds of one owner that is not told; what more of them have is not charged there."""
 
+_Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+_VISIT_ROW = TypeAdapter(tuple[str, str | None, str | None, str, QuotaKind, _Amount])
+
 _Key = tuple[ClientIdentity, QuotaKind]
 
 _log = get_logger(__name__)
@@ -45,18 +48,11 @@ def visit_row(visit: Visit) -> list[Any]:
 
 def read_visit(row: Sequence[Any]) -> Visit:
     """Read a `visit_row`. Raises ValueError for anything else."""
-    match row:
-        case [
-            str(listener),
-            str() | None as user,
-            str() | None as client_id,
-            str(address),
-            str(kind),
-            float() | int() as amount,
-        ] if not isinstance(amount, bool) and isfinite(amount) and amount >= 0:
-            identity = ClientIdentity(listener, user, client_id)
-            return Visit(identity, address, QuotaKind(kind), float(amount))
-    raise ValueError(f"{row!r:.200} is no visit")
+    try:
+        listener, user, client_id, address, kind, amount = _VISIT_ROW.validate_python(row)
+    except ValidationError:
+        raise ValueError(f"{row!r:.200} is no visit") from None
+    return Visit(ClientIdentity(listener, user, client_id), address, kind, amount)
 
 
 class VisitExchanges:
