@@ -129,12 +129,15 @@ class ProxyInSteps:
         self._addresses = addresses
         self.ports = self
         self.done: list[str] = []
+        self.may_release = asyncio.Event()
+        self.may_release.set()
 
     def addresses(self) -> Iterable[Address]:
         return self._addresses
 
     async def release(self) -> None:
         self.done.append("release")
+        await self.may_release.wait()
 
     def take_back(self) -> None:
         self.done.append("take back")
@@ -180,6 +183,34 @@ async def test_a_successor_has_it_release_its_state_and_then_stop():
     assert done == ["release"]
     with pytest.raises(TakeOverError, match="serves now"):
         await find(os.getpid())
+
+
+async def test_what_is_being_released_is_waited_for():
+    proxy = ProxyInSteps()
+    proxy.may_release.clear()
+    old = OldProcess(proxy, asyncio.Event())
+    await old.open()
+    predecessor = await find(os.getpid())
+    releasing = asyncio.create_task(asyncio.to_thread(predecessor.release))
+    await until(lambda: proxy.done == ["release"])
+    assert not releasing.done()
+    proxy.may_release.set()
+    assert await releasing
+    predecessor.close()
+    await old.close()
+
+
+async def test_one_that_ends_while_it_releases():
+    proxy = ProxyInSteps()
+    proxy.may_release.clear()
+    old = OldProcess(proxy, asyncio.Event())
+    await old.open()
+    predecessor = await find(os.getpid())
+    releasing = asyncio.create_task(asyncio.to_thread(predecessor.release))
+    await until(lambda: proxy.done == ["release"])
+    await old.close()
+    assert not await releasing
+    predecessor.close()
 
 
 async def test_one_successor_at_a_time_and_the_next_when_it_is_gone():
