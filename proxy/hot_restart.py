@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, closing
 
 from structlog import get_logger
 
+from metrics.member_names import member_name
 from proxy.config import Config
 from proxy.config.secrets import read_secrets
 from proxy.config.stores import read_state
@@ -19,7 +20,8 @@ from proxy.relay.take_over import (
     ReplacedProxy,
     TakeOverError,
 )
-from proxy.tier.tier_member import read_tier_state
+from proxy.tier.key_rules import TierRules
+from proxy.tier.tier_member import open_tier_store
 from proxy.wiring import bootstrap_of
 
 _log = get_logger(__name__)
@@ -59,8 +61,11 @@ async def in_place_of(
 def _check_state(config: Config, owner: int) -> None:
     """Read the state, which another process has, as a successor would. Raises StateError."""
     way = bootstrap_of(config, read_secrets(config), lambda: None)
-    read = read_state(config, way, owner) if config.tier is None else read_tier_state(config, way)
-    with closing(read) as state:
+    if (tier := config.tier) is None:
+        state = read_state(config, way, owner)
+    else:
+        state = open_tier_store(config, way, member_name(0, tier.machine), TierRules(config))
+    with closing(state):
         read_changes(state)
 
 

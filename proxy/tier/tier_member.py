@@ -12,7 +12,7 @@ from typing import Any
 from structlog import get_logger
 
 from metrics import MemberInstruments
-from metrics.member_names import machine_of, member_name
+from metrics.member_names import machine_of
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
@@ -55,11 +55,9 @@ PRIVATE = ("watch/", "owed/", "tier/")
 _log = get_logger(__name__)
 
 
-def read_tier_state(config: Config, way: Bootstrap) -> TierStore:
-    """Open a tier's state as a host's first member would. Blocks. Raises StateError."""
-    assert config.tier is not None
-    rules = TierRules(config)
-    store = TierStore(config, way, member_name(0, config.tier.machine), rules.slot_of_record)
+def open_tier_store(config: Config, way: Bootstrap, member: str, rules: TierRules) -> TierStore:
+    """Open a tier's state, and go by the rules in it. Blocks. Raises StateError."""
+    store = TierStore(config, way, member, rules.slot_of_record)
     try:
         rules.read(store)
     except BaseException:
@@ -172,14 +170,9 @@ class TierMember:
 
     def open_store(self) -> Store:
         """Open the state. Blocks. Raises StateError."""
-        store = TierStore(self._config, self._way, self.name, self._rules.slot_of_record)
-        try:
-            self._rules.read(store)
-            self._ownership.store = store
-            store.follow_common(partial(self._follow_common, store))
-        except BaseException:
-            store.close()
-            raise
+        store = open_tier_store(self._config, self._way, self.name, self._rules)
+        self._ownership.store = store
+        store.follow_common(partial(self._follow_common, store))
         return store
 
     def watch_key(self) -> str | None:
