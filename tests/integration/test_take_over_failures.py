@@ -490,6 +490,7 @@ def test_successors_are_killed_at_any_moment(
                 if serving.process.log("replaced"):
                     assert serving.process.wait() == 0
                     serving.process.start()
+                until(lambda: not is_refused(serving), "the admin port is open again")
                 serving.check(serving.process)
                 serving.set_quota()
         finally:
