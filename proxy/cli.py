@@ -27,7 +27,7 @@ from proxy.admin.document_models import printable
 from proxy.config import Config, load_config
 from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
 from proxy.config.endpoints import MAX_PORT
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, fix_of
 from proxy.garbage import spare_full_collections
 from proxy.hot_restart import serve_until
 from proxy.launcher.launcher import Launcher
@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProxyError as error:
         return _complain(str(error), EXIT_BAD_INPUT if error.is_bad_input else EXIT_FAILED)
     except OSError as error:
-        return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
+        fix = fix_of(error, "see that it is there and may be used")
+        return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_FAILED
     finally:

@@ -88,7 +88,7 @@ class HostPorts(SharedPorts):
         try:
             return bind_ports(bind.host, bind.port, self.sharing_with or ())
         except OSError as error:
-            raise ListenerError(f"admin.bind: {bind}: {error.strerror or error}") from None
+            raise ListenerError(f"admin.bind: {bind}: {error.strerror or error}", error) from None
 
     def _share(self, sockets: Iterable[socket.socket]) -> None:
         """Have what connects to admin ports wait while a member is started, or replaced."""

@@ -137,7 +137,9 @@ class AdminServer:
         except OSError as error:
             await runner.cleanup()
             address = f"{self._bind.host}:{self.port}"
-            raise ListenerError(f"admin.bind: {address}: {error.strerror or error}") from None
+            raise ListenerError(
+                f"admin.bind: {address}: {error.strerror or error}", error
+            ) from None
         self._runner = runner
 
     async def stop(self) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from struct import Struct
 
 from proxy.cluster.upstream import Address
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, fix_of
 
 BACKLOG = 1024
 
@@ -28,8 +28,8 @@ _RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
 class ListenerError(ProxyError):
     """A port could not be opened."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what, "choose another address, or stop what has it")
+    def __init__(self, what: str, error: OSError | None = None) -> None:
+        super().__init__(what, fix_of(error, "choose another address, or stop what has it"))
 
 
 class SharedPorts:
@@ -214,4 +214,4 @@ def _resolved(host: str, port: int, family: socket.AddressFamily) -> Address:
 
 def _failure(listener: str, host: str, port: int, error: OSError) -> ListenerError:
     place = f"listener {listener!r}: {host}:{port}"
-    return ListenerError(f"{place}: {error.strerror or error}")
+    return ListenerError(f"{place}: {error.strerror or error}", error)

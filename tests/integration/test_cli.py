@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -98,6 +99,21 @@ def test_port_in_use(write: Callable[[str], Path], where: str) -> None:
     (line,) = [line for line in err.splitlines() if address in line and "in use" in line]
     assert not line.startswith("{")
     assert "fix: " in err
+
+
+@pytest.mark.parametrize("most", [13, 14, 15])
+def test_too_few_open_files_to_open_the_ports(write: Callable[[str], Path], most: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "proxy", "run", "-c", write(yaml.safe_dump(config(NOBODY)))],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "Too many open files\n    fix: raise the limit of open files" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/errors.py proxy/release.py": Budget(
-        362, 200
+        371, 200
     ),
     "proxy/launcher": Budget(517, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/tier": Budget(4187, 2350),
     "proxy/onboarding": Budget(960, 700),
     "proxy/queries": Budget(956, 650),
-    "proxy/admin": Budget(6179, 4250),
+    "proxy/admin": Budget(6181, 4250),
     "proxy/config": Budget(2615, 2150),
     "proxy/relay": Budget(6789, 4300),
     "proxy/usage": Budget(998, 980),
