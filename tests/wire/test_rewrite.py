@@ -1,6 +1,7 @@
 """Rewriting: only addresses change, none survives, and everything else stays byte for byte."""
 
 import contextlib
+from functools import partial
 from struct import pack
 
 import pytest
@@ -506,13 +507,35 @@ def test_of_settings_only_the_addresses_of_brokers_are_hidden(filler, version, r
             assert decode(DESCRIBE_CONFIGS, version, shown) == expected
 
 
-def test_settings_of_many_brokers_are_read_in_steps():
-    response = APIS[DESCRIBE_CONFIGS].response
-    one = response.DescribeConfigsResult(resource_type=BROKER, resource_name="1", configs=[])
-    message = response(version=1, results=[one] * MANY)
+def settings_response(*settings):
+    """Return the answer with these settings of a broker, each in a result of its own."""
+    result = APIS[DESCRIBE_CONFIGS].response.DescribeConfigsResult
+    make = partial(result.DescribeConfigsResourceResult, synonyms=[])
+    results = [
+        result(resource_type=BROKER, resource_name="1", configs=[make(name=name, value=value)])
+        for name, value in settings
+    ]
+    message = APIS[DESCRIBE_CONFIGS].response(version=1, results=results)
     message.with_header(correlation_id=5)
-    frame = bytes(message.encode(header=True, framed=True))
+    return bytes(message.encode(header=True, framed=True))
+
+
+def test_settings_of_many_brokers_are_read_in_steps():
+    frame = settings_response(*[("listeners", "")] * MANY)
     assert sum(1 for _ in without_addresses(1, frame)) >= MANY
+    other = settings_response(*[("log.dirs", "x" * 30_000)] * MANY)
+    assert sum(1 for _ in without_addresses(1, other)) >= len(other) >> 20
+    assert whole(without_addresses(1, other)) is other
+
+
+@pytest.mark.parametrize("name", ["listeners", "advertised.listeners", "host.name"])
+def test_an_address_is_found_wherever_it_lies_in_a_long_response(name):
+    fill = [("log.dirs", "x" * 30_000)] * 34
+    before = settings_response(*fill, ("log.dirs", ""), (name, "real")).rindex(name.encode())
+    for begin in range((1 << 20) - len(name) - 1, (1 << 20) + 2):
+        frame = settings_response(*fill, ("log.dirs", "x" * (begin - before)), (name, "real"))
+        assert frame.rindex(name.encode()) == begin
+        assert b"real" not in whole(without_addresses(1, frame))
 
 
 @pytest.mark.parametrize("version", range(APIS[METADATA].max_version + 1))
