@@ -89,6 +89,9 @@ in: were those of all replicas here, another one would restart them all. */}}
   {{- if ne $state.kind "kafka" -}}
     {{- fail "config.tier needs config.state.kind kafka, which all replicas can read" -}}
   {{- end -}}
+  {{- if $config.tier.machine -}}
+    {{- fail (printf "config.tier.machine %s would be the name of every replica, and each needs its own: leave it out, then it is the pod's" $config.tier.machine) -}}
+  {{- end -}}
   {{- $tier := merge (deepCopy $config.tier) (dict "admin_host" (include "quota-proxy.podHost" $)) -}}
   {{- $_ := set $config "tier" $tier -}}
 {{- end -}}

@@ -135,6 +135,11 @@ def test_a_tier_keeps_its_state_where_all_can_read_it(helm: Helm) -> None:
         helm.template(sets={"config.tier.name": '"t"'})
 
 
+def test_replicas_of_a_tier_are_not_given_one_name(helm: Helm) -> None:
+    with pytest.raises(ChartError, match=r"machine proxy-1 would be the name of every replica"):
+        helm.template(EXAMPLES["production"], sets={"config.tier.machine": '"proxy-1"'})
+
+
 def test_each_replica_of_a_tier_has_a_load_balancer(helm: Helm) -> None:
     sets = {
         "service.type": '"LoadBalancer"',
