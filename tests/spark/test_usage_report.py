@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +184,14 @@ def test_quotas_that_are_too_small_or_unused_are_told_of(report: Callable[..., R
 
 
 def test_what_is_doubtful_is_said(report: Callable[..., Reported], spark: SparkSession) -> None:
+    soon = (date.today() - FIRST).days + 30  # noqa: DTZ011 - whatever the time zone
     far = 200_000  # days from now, whenever that is
     values: list[Any] = [
         record(2),
         record(3, day=1, start_ms=end_ms(5)),
         record(7, day=2),
-        record(8, day=far),
+        record(8, day=soon),
+        record(18, day=far),
         {**record(9), "schema_version": 2, "bytes": "new"},
         {**record(10), "bytes": -1},
         {**record(11), "rates": {"high": 1}},
@@ -221,6 +223,15 @@ def test_what_is_doubtful_is_said(report: Callable[..., Reported], spark: SparkS
         assert said in found.page
 
 
+def test_days_that_cannot_be_have_no_folders(spark: SparkSession, tmp_path: Path) -> None:
+    values = [record(0), *(record(1, day=far) for far in (-20_000, -1000, 400_000))]
+    for _ in range(2):
+        store(as_messages(spark, values), str(tmp_path))
+    folders = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/day=*")}
+    assert folders == {f"usage/day={FIRST}", "rejected/day=2026-01-01"}
+    assert spark.read.parquet(str(tmp_path / "rejected")).count() == 3
+
+
 def test_doubles_are_left_out_now_and_later(spark: SparkSession, tmp_path: Path) -> None:
     values = [record(number, day=number % 3) for number in range(30)]
     folder = str(tmp_path)
@@ -230,6 +241,16 @@ def test_doubles_are_left_out_now_and_later(spark: SparkSession, tmp_path: Path)
     assert store(as_messages(spark, [b"x", *values[10:], values[29]]), folder)[:2] == (10, 11)
     stored = spark.read.parquet(f"{folder}/usage")
     assert stored.selectExpr("sum(bytes)", "count(distinct sequence)").first() == (30_000, 30)
+
+
+def test_the_largest_figures_that_there_may_be_add_up(report: Callable[..., Reported]) -> None:
+    most = dict.fromkeys(("bytes", "requests", "connections", "held_seconds"), 2**53)
+    values = [record(number, rates={"1": 2**53}, **most) for number in range(1025)]
+    found = report(values, TEAMS)
+    row = found.rows["etl"]
+    whole = str(1025 * 2**53)
+    assert (row["read_bytes"], row["requests"], row["connections"]) == (whole, whole, whole)
+    assert row["busy_seconds"] == f"{whole}0"
 
 
 def test_prices_may_lack(report: Callable[..., Reported]) -> None:

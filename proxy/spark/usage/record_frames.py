@@ -41,7 +41,11 @@ _UNFINISHED = "_temporary"
 """Where Hadoop keeps what is written until all of it is there."""
 
 _COUNTS = ("requests", "connections", "held_seconds", "would_be_seconds", "peak")
-_LATEST_MS = 253_402_300_800_000  # of the year 9999, the last one of Spark's dates
+_DAY_MS = 86_400_000
+_FIRST_DAY, _DAYS_AHEAD = date(2026, 1, 1), 366
+"""Before this day there were no records, and clocks are at most so far ahead. Each day is a folder,
+which takes tens of milliseconds to make: who writes to the topic may name any."""
+_FIRST_MS = (_FIRST_DAY - date(1970, 1, 1)).days * _DAY_MS
 _MOST = 2**53  # of a figure in one record: thousands of them can't exceed what a sum holds
 
 
@@ -56,7 +60,13 @@ class StoredCounts(NamedTuple):
 
 def utc_day(milliseconds: str) -> Column:
     """Return the day in UTC of milliseconds since 1970, whatever the session's time zone."""
-    return F.expr(f"date_add(date'1970-01-01', cast(floor(({milliseconds}) / 86400000) as int))")
+    return F.expr(f"date_add(date'1970-01-01', cast(floor(({milliseconds}) / {_DAY_MS}) as int))")
+
+
+def _is_possible(milliseconds: str) -> str:
+    """Return the condition that a record may have been written at a time."""
+    latest = f"unix_millis(current_timestamp()) + {_DAYS_AHEAD * _DAY_MS}"
+    return f"{milliseconds} between {_FIRST_MS} and {latest}"
 
 
 def judged(messages: DataFrame) -> DataFrame:
@@ -76,7 +86,7 @@ def judged(messages: DataFrame) -> DataFrame:
     possible = F.expr(f"""
         json.member is not null and json.epoch between 0 and {_MOST}
         and json.sequence between 0 and {_MOST} and json.start_ms between 0 and {_MOST}
-        and json.end_ms between 0 and {_LATEST_MS - 1}
+        and {_is_possible("json.end_ms")}
         and json.listener is not null and json.direction in ('read', 'write')
         and json.bytes between 0 and {_MOST}
         and {" and ".join(f"coalesce(json.{name}, 0) between 0 and {_MOST}" for name in _COUNTS)}
@@ -120,7 +130,9 @@ def store(messages: DataFrame, folder: str) -> StoredCounts:
     found = judged(messages).persist(_BETWEEN)
     try:
         records, rejected = sound_records(found), found.where("reason is not null")
-        rejected = rejected.withColumn("day", utc_day("unix_millis(timestamp)"))
+        written_ms = "unix_millis(timestamp)"
+        told_ms = f"if({_is_possible(written_ms)}, {written_ms}, {_FIRST_MS})"
+        rejected = rejected.withColumn("day", utc_day(told_ms))
         rejected = rejected.drop("record", "timestamp")
         seen = records.count()
         new = _append(records, RECORD_KEY, folder, RECORDS_FOLDER)

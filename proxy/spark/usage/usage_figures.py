@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from pyspark import StorageLevel
@@ -35,6 +36,8 @@ _BY_CLIENT = ("user", "client_id", "rule", "topic", "direction")
 _Rates = dict[tuple[str, str], dict[str, Any]]
 """By key and direction: percentiles, the peak, and of how many rates."""
 _KEPT = StorageLevel.MEMORY_AND_DISK
+_WIDE = "decimal(38,0)"
+"""Of what is added up: a thousand records of the most that one may have exceed a bigint."""
 _ADDED = ("requests", "connections", "held_seconds", "would_be_seconds", "sampled_bytes", "hashed")
 
 
@@ -152,10 +155,12 @@ def figures_of(
         by_team = _usage(frames, "team")
         used = _usage(frames, "rule")
         unused = {*rules}.difference(each.team for each in used)
-        (doubtful,) = sums.agg(
-            F.sum("reversed").alias("reversed"),
-            F.sum(F.expr("if(claims > 1, bytes, 0)")).alias("claimed"),
-        ).collect()
+        (doubtful,) = _collected(
+            sums.agg(
+                F.sum("reversed").alias("reversed"),
+                F.sum(F.expr("if(claims > 1, bytes, 0)")).alias("claimed"),
+            )
+        )
         return UsageFigures(
             span,
             _teams(by_team, teams),
@@ -164,7 +169,7 @@ def figures_of(
             _by_day(sums, by_team[:TEAMS_DRAWN], teams),
             _topics(sums, teams),
             _members(sums, span.first),
-            doubtful.asDict(),
+            doubtful,
         )
     finally:
         sums.unpersist()
@@ -176,9 +181,10 @@ def _sums(records: DataFrame) -> DataFrame:
     def counted(condition: str) -> Column:
         return F.sum(F.expr(f"cast({condition} as bigint)"))
 
-    added = ("bytes", "requests", "connections", "held_seconds", "would_be_seconds")
+    counts = ("bytes", "requests", "connections")
+    records = records.withColumns({name: F.col(name).cast(_WIDE) for name in counts})
     return records.groupBy("day", "member", "epoch", *_BY_CLIENT).agg(
-        *_added(*added),
+        *_added(*counts, "held_seconds", "would_be_seconds"),
         F.sum(F.expr("if(sampled, bytes, 0)")).alias("sampled_bytes"),
         F.max("peak").alias("peak"),
         F.min("sequence").alias("least"),
@@ -195,7 +201,7 @@ def _sketches(records: DataFrame) -> DataFrame:
     """Return how many rates each bucket has: sketches are merged by adding them up."""
     each = records.select(*_BY_CLIENT, F.explode("rates").alias("bucket", "rates"))
     return each.groupBy(*_BY_CLIENT, F.col("bucket").cast("int").alias("bucket")).agg(
-        *_added("rates")
+        F.sum(F.col("rates").cast(_WIDE)).alias("rates")
     )
 
 
@@ -232,6 +238,15 @@ def _added(*columns: str) -> list[Column]:
     return [F.sum(column).alias(column) for column in columns]
 
 
+def _collected(frame: DataFrame) -> list[dict[str, Any]]:
+    """Return the rows; sums are whole numbers of Python, which hold any."""
+    rows = (row.asDict() for row in frame.collect())
+    return [
+        {key: int(value) if isinstance(value, Decimal) else value for key, value in row.items()}
+        for row in rows
+    ]
+
+
 def _both(column: str, function: Any = F.sum) -> list[Column]:
     """Return a column's sum for each direction, 0 where there is nothing."""
     parts = {each: F.when(F.col("direction") == each, F.col(column)) for each in READ_WRITE}
@@ -264,7 +279,7 @@ def _usage(frames: _Frames, key: str, most: int | None = None) -> list[Usage]:
         for each, seen in _rates_together(frames.together, key, is_client).items():
             rates.setdefault(each, {}).update(seen)
     has_weeks = frames.span.first <= frames.span.last - timedelta(2 * WEEK_DAYS - 1)
-    return [_usage_of(row, row[key], rates, has_weeks) for row in rows.collect()]
+    return [_usage_of(row, row[key], rates, has_weeks) for row in _collected(rows)]
 
 
 def _rates_together(together: DataFrame, key: str, has_percentiles: bool) -> _Rates:
@@ -273,8 +288,8 @@ def _rates_together(together: DataFrame, key: str, has_percentiles: bool) -> _Ra
     shares = PERCENTILES if has_percentiles else {}
     columns = [F.expr(f"percentile(peak, {share})").alias(name) for name, share in shares.items()]
     found = summed.agg(*_added("peak")).groupBy(key, "direction")
-    rows = found.agg(F.max("peak").alias("peak"), *columns).collect()
-    return {(row[key], row["direction"]): row.asDict() for row in rows}
+    rows = _collected(found.agg(F.max("peak").alias("peak"), *columns))
+    return {(row[key], row["direction"]): row for row in rows}
 
 
 def _percentiles(sketches: DataFrame, key: str) -> _Rates:
@@ -299,10 +314,10 @@ def _percentiles(sketches: DataFrame, key: str) -> _Rates:
         ),
         F.max("of").alias("rates"),
     )
-    return {(row[key], row["direction"]): row.asDict() for row in found.collect()}
+    return {(row[key], row["direction"]): row for row in _collected(found)}
 
 
-def _usage_of(row: Row, name: str, rates: _Rates, has_weeks: bool) -> Usage:
+def _usage_of(row: Mapping[str, Any], name: str, rates: _Rates, has_weeks: bool) -> Usage:
     known = {field: row[field] for field in Usage._fields if field in row}
     figures = {**known, "team": name, "busy_seconds": 0}
     for direction in READ_WRITE:
@@ -351,9 +366,9 @@ def _topics(sums: DataFrame, teams: Teams | None) -> dict[str | None, dict[str, 
         *_added("bytes"),
         F.slice(F.sort_array(F.collect_set("team")), 1, TEAMS_DRAWN).alias("teams"),
     )
-    rows = found.orderBy(F.desc("bytes"), "topic").limit(TOPICS_LISTED).collect()
+    rows = _collected(found.orderBy(F.desc("bytes"), "topic").limit(TOPICS_LISTED))
     return {
-        row["topic"]: {**row.asDict(), "teams": [_title(each, teams) for each in row["teams"]]}
+        row["topic"]: {**row, "teams": [_title(each, teams) for each in row["teams"]]}
         for row in rows
     }
 
@@ -365,7 +380,7 @@ def _by_day(
     shown = F.when(F.col("team").isin(names), F.col("team"))
     daily = sums.groupBy("day", shown.alias("shown"))
     found: dict[date, dict[str, int]] = {}
-    for row in daily.agg(*_added("bytes")).collect():
+    for row in _collected(daily.agg(*_added("bytes"))):
         team = OTHERS if row["shown"] is None else _title(row["shown"], teams)
         sizes = found.setdefault(row["day"], {})
         sizes[team] = sizes.get(team, 0) + row["bytes"]  # titles of clients may be the same
