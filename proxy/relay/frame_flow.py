@@ -333,7 +333,8 @@ class FrameFlow(ABC):
         budget, end_s = FAIR_BYTES, perf_counter() + FAIR_S
         while True:
             pump = self._pump
-            if self.kept_bytes and self._whole is None and (pump is None or pump.flush()):
+            is_kept = self._whole is not None or self._starved
+            if self.kept_bytes and not is_kept and (pump is None or pump.flush()):
                 self._pair.services.kept_bytes.release(self)
             if pump is not None and pump.active:
                 unread = pump.unread
@@ -369,6 +370,9 @@ class FrameFlow(ABC):
             scratch[:have] = self.stash
         if not self._starved:
             self._begun_s = self.last_active
+        is_long = have >= READ_BYTES_HELD and self._starved
+        if is_long and not self._pair.services.kept_bytes.reserve(self, MAX_START_BYTES):
+            return OWNER
         if self._starved or not have:
             got = self._source.recv_into(scratch[have : have + self.read_bytes])
             if got <= 0:
@@ -394,6 +398,8 @@ class FrameFlow(ABC):
                 self._begun_s = self.last_active
         if self.closed:
             return CLOSED
+        if self.kept_bytes and not self._starved and self._whole is None:
+            self._pair.services.kept_bytes.release(self)
         self.stash = bytes(scratch[pos:have]) if pos < have else b""
         if not busy and ((drained and (self._starved or not self.stash)) or self._lane_goes_on):
             return READ
@@ -451,6 +457,7 @@ class FrameFlow(ABC):
 
         What it takes grows with what arrives: a sender can announce more than it sends.
         """
+        self._pair.services.kept_bytes.release(self)  # of its head: now it is known how long it is
         self._whole, self._whole_bytes = bytearray(view[:frame_bytes]), frame_bytes
         return len(self._whole)
 

@@ -11,8 +11,9 @@ from relaylab import frames
 from relaylab.lab import open_lab, slow_client, turns, until
 
 from proxy.quota.entities import QuotaKind
-from proxy.relay.frame_flow import SLOW_FRAME_S
+from proxy.relay.frame_flow import MAX_START_BYTES, SLOW_FRAME_S
 from proxy.relay.services import Limits
+from proxy.wire.apis import METADATA
 
 TIMEOUT_S = 5.0
 PATIENT_S = 600.0
@@ -131,6 +132,34 @@ async def test_what_is_only_announced_takes_no_memory():
         finally:
             tracemalloc.stop()
         assert used < clients * LOGIN_BYTES / 2
+
+
+async def test_the_start_of_a_long_header_needs_room(monkeypatch):
+    monkeypatch.setattr("proxy.relay.kept_bytes.MOST_OF_ADDRESS_BYTES", MAX_START_BYTES)
+    asked = frames.request(METADATA, 1, 1, pack(">i", 0), client_id="c" * 30_000)
+    async with open_lab() as lab:
+        kept_bytes = lab.services.kept_bytes
+        first, second = await lab.client(), await lab.client()
+        await first.send(asked[:9_000])
+        await until(lambda: kept_bytes.total == MAX_START_BYTES)
+        await second.send(asked[:9_000])
+        await until(lambda: kept_bytes.waiting == 1)
+        await first.send(asked[9_000:20_000], asked[20_000:])
+        assert await (await lab.broker()).frame() == asked
+        await until(lambda: kept_bytes.total == MAX_START_BYTES and not kept_bytes.waiting)
+        await second.send(asked[9_000:])
+        assert await (await lab.broker()).frame() == asked
+        await until(lambda: not kept_bytes.total)
+
+
+async def test_a_long_header_takes_no_room_from_what_is_behind_it():
+    login = frames.request(SASL_HANDSHAKE, 1, 1, bytes(400_000), client_id="c" * 30_000)
+    async with open_lab() as lab:
+        client = await lab.client()
+        await client.send(login[:9_000])
+        await until(lambda: lab.services.kept_bytes.total == MAX_START_BYTES)
+        await client.send(login[9_000:100_000])
+        await until(lambda: lab.services.kept_bytes.total == len(login))
 
 
 @pytest.mark.parametrize("piece_bytes", [1000, 70_000, LOGIN_BYTES])

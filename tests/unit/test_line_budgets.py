@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/queries": Budget(956, 650),
     "proxy/admin": Budget(6181, 4250),
     "proxy/config": Budget(2615, 2150),
-    "proxy/relay": Budget(6789, 4300),
+    "proxy/relay": Budget(6796, 4300),
     "proxy/usage": Budget(998, 980),
     "proxy/pipeline": Budget(3094, 2700),
     "proxy/backpressure": Budget(2522, 1950),
