@@ -190,13 +190,19 @@ async def _serve(
     kind = Member if config.worker_count == 1 else Launcher
     served = kind(config, options.config, splice=not options.no_splice)
     handlers = {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: served.reload}
+    loop = asyncio.get_running_loop()
     for number, handler in handlers.items():
-        asyncio.get_running_loop().add_signal_handler(number, handler)
+        loop.add_signal_handler(number, handler)
     prepare_process()
     log_hints(config)
-    await served.start(predecessor, stop)
-    served.accept()
-    await serve_until(stop, _started, served)
+    try:
+        await served.start(predecessor, stop)
+        served.accept()
+        await serve_until(stop, _started, served)
+    finally:
+        for number in handlers:  # else one more kills the process while Python ends
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _started() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.forked import environment
-from support.operating import quota_proxy
+from support.operating import quota_proxy, running
 from support.proxy_process import HOST, WAIT_S, ProxyProcess, config, until
 
 from examples.devkit.broker import EmbeddedBroker
@@ -362,3 +362,19 @@ def test_second_signal_changes_nothing(proxy: Callable[..., ProxyProcess]) -> No
     running.terminate()
     running.terminate()
     assert running.wait() == 0
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_at_the_very_end_changes_nothing(
+    kafka: EmbeddedBroker, tmp_path: Path, name: str
+) -> None:
+    """When Python ends, which takes a tenth of a second, it takes its handlers back first."""
+    signal_at_end = f"""
+import os, signal, sys
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.{name}):
+        kill(pid, number)
+sys.ps1 = Last()
+"""
+    with running(ProxyProcess(config(kafka.bootstrap), tmp_path, changes=signal_at_end)) as proxy:
+        proxy.terminate()

@@ -20,7 +20,7 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/errors.py proxy/release.py": Budget(
-        371, 200
+        377, 200
     ),
     "proxy/launcher": Budget(517, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
