@@ -236,6 +236,16 @@ def test_check_says_which_rule_a_client_gets(
     assert expected in out.splitlines()
 
 
+def test_check_looks_for_a_client_as_it_is_known(write: Callable[[str], Path]) -> None:
+    longest, longer = "x" * 255, "y" * 256
+    rules = [{"client-id": name, "consumer_byte_rate": "1MiB"} for name in (longest, longer)]
+    file = write(yaml.safe_dump(config(NOBODY, rules=rules)))
+    for name, bound in ((longest, "1MiB per second"), (longer, "no limit")):
+        code, out, _ = quota_proxy("check", "-c", file, "--client-id", name)
+        assert code == 0
+        assert f"\nconsumer_byte_rate: {bound}\n" in out
+
+
 def test_check_says_which_topics_of_a_client_are_bounded(write: Callable[[str], Path]) -> None:
     by_topic = [
         {"client-id": "etl", "topic-prefix": "logs-", "producer_byte_rate": "5MiB"},
