@@ -49,6 +49,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.quota.shares import Claim, divide
 from proxy.state import Json, Record
 from proxy.state.state_records import RecordFormat
+from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import BatchLimit, PlannedBatches
 from .graph import MIN_RATE, Node, SourceSettings, StageSettings
@@ -402,6 +403,8 @@ class Stage(Controller):
         self.waits: BatchLimit | None = None
         """What its `ceiling` is for; None: a request of a stage after it, or it has none."""
         self.was_seen, self._alive_until_ms = False, now_ms + SILENT_MS
+        self.unread: dict[TopicPartition, tuple[int, int]] = {}
+        """Offsets between which stages have written, and it is not known to have completed."""
         self._read = 0.0
         self._written: dict[str, float] = {}
         self._sampled: tuple[StageSettings, int | None] | None = None

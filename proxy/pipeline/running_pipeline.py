@@ -90,8 +90,6 @@ class RunningPipeline:
         self._to_s = self.completion.wall.to_s
         self._loaded_ms = -math.inf
         """When this process took up the state; long ago if it did not."""
-        self._unread: dict[TopicPartition, tuple[int, int]] = {}
-        """Offsets between which stages have written, and nobody who reads there has completed."""
         self._out_of_reach: set[str] = set()
         """Nodes that are to be held and cannot be."""
         self._follow(graph, now_ms)
@@ -214,10 +212,12 @@ class RunningPipeline:
     def wrote(self, stage: Stage, written: TopicRange, now_ms: float) -> None:
         """Keep what a stage has written until its batch is reported."""
         key = (written.topic, written.partition)
-        start, end = self._unread.get(key, (written.start, 0))
-        if written.start < start:  # the topic was made anew
-            start, end = written.start, 0
-        self._unread[key] = start, max(end, written.end)
+        for reader in self.graph.consumers[written.topic]:
+            unread = self.stages[reader].unread
+            start, end = unread.get(key, (written.start, 0))
+            if written.start < start:  # the topic was made anew
+                start, end = written.start, 0
+            unread[key] = start, max(end, written.end)
         self.completion.wrote(stage.name, written, now_ms)
 
     def plans(
@@ -489,7 +489,7 @@ class RunningPipeline:
 
     def _waiting(self, stage: Stage, topics: Iterable[str], now_ms: float) -> int | None:
         """Return how many records wait for a stage; None when that is not known again yet."""
-        unread = self._unread
+        unread = stage.unread
         lags: dict[TopicPartition, int] = {}
         for client_id in self._clients(stage):
             advertised = self._advertised(client_id)

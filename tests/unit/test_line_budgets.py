@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/config": Budget(2615, 2150),
     "proxy/relay": Budget(6796, 4300),
     "proxy/usage": Budget(998, 980),
-    "proxy/pipeline": Budget(3094, 2700),
+    "proxy/pipeline": Budget(3097, 2700),
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5615, 3100),
     "proxy/progress": Budget(3677, 2950),

@@ -178,6 +178,12 @@ def test_a_stage_that_never_ran_is_waited_for(tmp_path):
     assert made.world.value("stage_rate", stage="one") == 0
 
 
+def test_a_stage_that_never_ran_is_waited_for_while_another_reads_the_topic(tmp_path):
+    made, *_ = plant(tmp_path, max_lag=MAX_LAG, more_stages=[stage("id-of-one", "b")])
+    made.run(60)
+    assert made.log("b").total <= MAX_LAG
+
+
 def test_a_bound_below_one_record_of_each_partition_does_not_stop_the_stage(tmp_path):
     made, _, two = plant(tmp_path, max_lag=3, partitions=5, per_s=2)
     made.run(60)
