@@ -136,10 +136,7 @@ class AdminServer:
             self.listening.serve(sockets)
         except OSError as error:
             await runner.cleanup()
-            address = f"{self._bind.host}:{self.port}"
-            raise ListenerError(
-                f"admin.bind: {address}: {error.strerror or error}", error
-            ) from None
+            raise ListenerError(f"admin.bind: {self._bind.host}:{self.port}", error) from None
         self._runner = runner
 
     async def stop(self) -> None:

@@ -26,9 +26,10 @@ _RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
 
 
 class ListenerError(ProxyError):
-    """A port could not be opened."""
+    """A port could not be opened: which, and why."""
 
     def __init__(self, what: str, error: OSError | None = None) -> None:
+        what = what if error is None else f"{what}: {error.strerror or error}"
         super().__init__(what, fix_of(error, "choose another address, or stop what has it"))
 
 
@@ -213,5 +214,4 @@ def _resolved(host: str, port: int, family: socket.AddressFamily) -> Address:
 
 
 def _failure(listener: str, host: str, port: int, error: OSError) -> ListenerError:
-    place = f"listener {listener!r}: {host}:{port}"
-    return ListenerError(f"{place}: {error.strerror or error}", error)
+    return ListenerError(f"listener {listener!r}: {host}:{port}", error)

@@ -308,7 +308,7 @@ class UsageWriter:
                 if error.error_code == INVALID_TIMESTAMP:
                     fix = "set this machine's clock, which is ahead of that of the brokers"
             fix = getattr(error, "fix", fix)
-            about = {"topic": name, "error": str(error), "fix": fix}
+            about = {"topic": name, "error": getattr(error, "what", str(error)), "fix": fix}
             _log.error("usage is not written, trying again; relaying goes on", **about)
 
     def _lose(self, count: int) -> None:

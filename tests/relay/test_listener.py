@@ -125,6 +125,12 @@ async def test_a_port_in_use():
             SharedPorts().open("other", HOST, port)
 
 
+async def test_a_port_without_a_free_descriptor():
+    with no_free_descriptor(), pytest.raises(ListenerError) as failed:
+        SharedPorts().open("other", HOST, 0)
+    assert failed.value.fix == "raise the limit of open files (ulimit -n, LimitNOFILE=)"
+
+
 @pytest.mark.parametrize(
     ("name", "node_id"),
     [

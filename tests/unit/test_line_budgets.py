@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/tier": Budget(4187, 2350),
     "proxy/onboarding": Budget(960, 700),
     "proxy/queries": Budget(956, 650),
-    "proxy/admin": Budget(6181, 4250),
+    "proxy/admin": Budget(6178, 4250),
     "proxy/config": Budget(2615, 2150),
     "proxy/relay": Budget(6796, 4300),
     "proxy/usage": Budget(998, 980),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from parts.usage_world import open_writer, record
 from structlog.testing import capture_logs
 
+from proxy.state import StateError
 from proxy.usage import usage_topic
 from proxy.usage.usage_topic import FINE_MS, WRITTEN_TOGETHER
 
@@ -131,3 +132,17 @@ async def test_answers_that_make_no_sense_end_neither_the_writing_nor_the_proxy(
         "usage is written again",
     ]
     assert (len(tried), lost(metrics)) == (3, 0)
+
+
+async def test_a_topic_of_no_use_is_said_with_its_mend_once(monkeypatch):
+    monkeypatch.setattr(usage_topic, "CLOSE_LIMIT_S", 0.01)
+    writer, _ = open_writer()
+
+    async def ensure(_: object, limit_s: float) -> None:
+        raise StateError(f"it would lose usage within {limit_s} s", "set it")
+
+    monkeypatch.setattr(usage_topic.UsageTopic, "ensure", ensure)
+    writer.add(record())
+    with capture_logs() as logs:
+        await writer.close()
+    assert (logs[0]["error"], logs[0]["fix"]) == ("it would lose usage within 20.0 s", "set it")
