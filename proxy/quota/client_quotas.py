@@ -330,9 +330,9 @@ class ClientQuotas:
         granted_bytes = asked_bytes
         for level in levels:
             gate, before_bytes = level.meter.gate, granted_bytes
-            is_behind = gate.waiting > 0 and gate.turns.is_behind(level.path_of(self._key))
-            granted_bytes = gate.grant(before_bytes, now_ms, is_behind=is_behind)
-            if granted_bytes < before_bytes and not is_behind:
+            behind = gate.turns.behind(level.path_of(self._key)) if gate.waiting else 0.0
+            granted_bytes = gate.grant(before_bytes, now_ms, behind=behind)
+            if granted_bytes < before_bytes and behind < TURN_BYTES / 2:
                 granted_bytes = gate.whole(granted_bytes, sizes, now_ms)
             if not holds:
                 granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)

@@ -284,18 +284,18 @@ class Gate:
             waiter.gate = None
             waiter.wake(-math.inf)
 
-    def grant(self, asked_bytes: int, now_ms: float, *, is_behind: bool = False) -> int:
+    def grant(self, asked_bytes: int, now_ms: float, *, behind: float = 0.0) -> int:
         """Return how many bytes a Fetch may ask for: `asked_bytes` or less, above 0.
 
-        How many connections others have makes no difference to a client that `is_behind`.
+        How many connections others have makes no difference to what a client is `behind`.
         """
         if self._expected:
             self._expire(now_ms)
         pacer = self._pacer
         connections = self.under_way + self.waiting + 1
         bytes_per_ms = pacer.bound / MS_PER_SECOND
-        most_ms = self.grant_ms if is_behind else TURNS_ROUND_MS / connections
-        most = bytes_per_ms * (most_ms if most_ms < self.grant_ms else self.grant_ms)
+        most = max(bytes_per_ms * TURNS_ROUND_MS / connections, behind)
+        most = min(most, bytes_per_ms * self.grant_ms)
         if pacer.due_ms - now_ms > LARGE_DEBT_MS:
             most *= REPAYING_SHARE
         elif asked_bytes > most:

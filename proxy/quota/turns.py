@@ -19,7 +19,11 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 TURN_BYTES = 64 * 1024
 """About what a turn brings. Who wants less than its share saves up so much of it, or as much as its
-next request brings, and needs not wait until all others had their turn."""
+next request or a turn of others brings, and needs not wait until all others had their turn."""
+
+MOST_SAVED_BYTES = 1 << 20
+"""No more is saved up for a turn of others: Kafka's largest record batch by default, which a turn
+brings whole. Who was just being answered has missed so much."""
 
 MOST_KNOWN = 1000
 """Beside those that wait so many are remembered, who had a turn last."""
@@ -112,7 +116,8 @@ class FairOrder:
             member = self._members[key] = _TurnTaker(level, now_ms)
             had = level + size / weight
         else:
-            member.had = had = max(member.had, level - max(TURN_BYTES, size) / weight)
+            saved = max(TURN_BYTES, size, min(self._largest, MOST_SAVED_BYTES))
+            member.had = had = max(member.had, level - saved / weight)
         if guaranteed:
             saved_ms = max(TURN_BYTES, size) / guaranteed
             member.served_ms = max(member.served_ms, now_ms - saved_ms)
@@ -131,7 +136,7 @@ class FairOrder:
         _, step = self._waiting[key]
         member = self._members.pop(key, None) or _TurnTaker(self._level, now_ms)
         self._members[key] = member
-        self._largest *= TURN_DECAY
+        self._largest = max(self._largest * TURN_DECAY, member.turn_bytes)
         member.began, member.turn_bytes = member.had, 0.0
         member.is_by_guarantee = step.guaranteed > 0 and member.served_ms <= now_ms
         if member.is_by_guarantee:
@@ -147,20 +152,19 @@ class FairOrder:
         if member is None:
             return
         member.turn_bytes += size
-        self._largest = max(member.turn_bytes, self._largest)
         more = size / weight
         if member.is_by_guarantee and guaranteed:
             member.served_ms += size / guaranteed
-            most = self._level + AHEAD_TURNS * self._largest / weight
+            most = self._level + AHEAD_TURNS * max(self._largest, member.turn_bytes) / weight
             more = min(more, max(most - member.had, 0.0))
         member.had += more
         if key in self._waiting:
             self._enter(step, member.had)
 
-    def is_behind(self, step: TurnMember) -> bool:
-        """Return whether it had less than its share when its turn came."""
+    def behind(self, step: TurnMember) -> float:
+        """Return how many bytes less than its share it had when its turn came; below 0: more."""
         member = self._members.get(step.key)
-        return member is not None and member.began < self._level - TURN_BYTES / 2 / step.weight
+        return 0.0 if member is None else (self._level - member.began) * step.weight
 
     def _enter(self, step: TurnMember, had: float) -> None:
         key, number = step.key, next(self._numbers)
@@ -257,10 +261,10 @@ class Turns(Generic[W]):
         lines = self.lines.values()
         return sum(len(each.lines) if isinstance(each, Turns) else 1 for each in lines)
 
-    def is_behind(self, path: TurnPath) -> bool:
-        """Return whether a client had less than its share when its turn came; others wait."""
+    def behind(self, path: TurnPath) -> float:
+        """Return how much less than its share a client had when its turn came; others wait."""
         groups = zip(self._groups(path), path, strict=False)
-        return any(group.order.is_behind(step) for group, step in groups)
+        return max(group.order.behind(step) for group, step in groups)
 
     def _groups(self, path: TurnPath) -> "list[Turns[W]]":
         """Return the groups along a path, as far as somebody waits there, or they are kept."""
