@@ -113,6 +113,8 @@ class FetchSizes:
 
     last_bytes: int | None = None
     """The last response; None before the first, and where no quota asks."""
+    is_full: bool = False
+    """Whether that had most of what it might: so has the next one, whatever its limit."""
     batch_bytes: float = 0.0
     """A record batch, of several sizes one of the larger ones; 0 before one is known."""
     known_until_ms: float = -math.inf
@@ -132,12 +134,12 @@ class InFlightFetch:
     """The response to a Fetch that is under way, as `Gate.expect` counts it."""
 
     gate: "Gate"
-    turn_bytes: int
-    """What its turn has cost."""
     size: int
-    """As it counts until the response."""
+    """As it counts until the response; so does its turn."""
+    limit: int
+    """What it may ask for, in bytes."""
     granted: int
-    """What it may ask for, in bytes; 0 if its response is held."""
+    """The same; 0 if its response is held."""
     until_ms: float
     """Until when it counts at the latest."""
     sizes: FetchSizes
@@ -158,20 +160,19 @@ class InFlightFetch:
             decayed = int((gate.largest or 0) * LARGEST_DECAY)
             gate.largest = size if size > decayed else decayed
             if each.path is not None:
-                gate.turns.took(each.path, size - each.turn_bytes)
+                gate.turns.took(each.path, size - each.size)
             each = each.outer
-        sizes, last_bytes = self.sizes, self.sizes.last_bytes
         if self.is_one_batch:
-            sizes.learn(size, self.until_ms - EXPECTED_MS)
-            if not self.granted and last_bytes is not None and size * FEW_BATCHES < last_bytes:
-                size = last_bytes  # the next one is not limited so, and brings as much again
-        sizes.last_bytes = size
+            self.sizes.learn(size, self.until_ms - EXPECTED_MS)
+        self.sizes.last_bytes, self.sizes.is_full = size, size > self.limit / 2
         self.cancel()
 
-    def held(self, due_ms: float) -> "InFlightFetch":
+    def held(self, size: int, due_ms: float) -> "InFlightFetch":
         """Return what counts in its place: its response is there, and is charged when it leaves."""
         self.cancel()
-        held = replace(self, until_ms=due_ms + EXPECTED_MS, counted=True)
+        if self.path is not None:
+            self.gate.turns.took(self.path, size - self.size)
+        held = replace(self, size=size, until_ms=due_ms + EXPECTED_MS, counted=True)
         self.gate.count(held)
         return held
 
@@ -355,20 +356,25 @@ class Gate:
     ) -> InFlightFetch:
         """Count a Fetch until its response, by the size of its connection's last one, if any.
 
-        For `path`, `turn_bytes` and `outer` see InFlightFetch.
+        `turn_bytes` is what its turn has cost; for `path` and `outer` see InFlightFetch.
         """
+        limit, is_one_batch = max(granted_bytes, 0), granted_bytes <= LEAST_GRANT_BYTES
         expected_bytes, least_bytes = sizes.last_bytes, 0
-        if expected_bytes is None:
+        if is_one_batch and sizes.batch_bytes:
+            expected_bytes = int(sizes.batch_bytes)
+        elif sizes.is_full:
+            expected_bytes = limit
+        elif expected_bytes is None:
             least_bytes = 0 if self._pacer.is_pacing else UNKNOWN_BATCH_BYTES
             expected_bytes = self._unknown_size
             if holds and self.largest is None and self._pacer.is_pacing:
                 # By schedule from the first one on: all may bring what they are granted.
-                expected_bytes = max(expected_bytes, granted_bytes)
-        is_one_batch = granted_bytes <= LEAST_GRANT_BYTES
-        granted_bytes = 0 if holds else max(granted_bytes, 0)  # brokers take less than 0 for that
+                expected_bytes = max(expected_bytes, limit)
         counted_bytes = max(expected_bytes, least_bytes)
+        if path is not None:
+            self.turns.took(path, counted_bytes - turn_bytes)
         expected = InFlightFetch(
-            *(self, turn_bytes, counted_bytes, granted_bytes),
+            *(self, counted_bytes, limit, 0 if holds else limit),
             *(now_ms + EXPECTED_MS, sizes, is_one_batch),
             *(path, outer),
         )

@@ -447,7 +447,7 @@ class ResponseFlow(FrameFlow):
                 exchange.expected.answered(frame_bytes)
             charge = kind.session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
         if exchange.topics is not None:
-            charge = longest((charge, exchange.topics.charge(now_ms)))
+            charge = longest((charge, exchange.topics.charge(frame_bytes, now_ms)))
         elif exchange.topic_charge is not None:
             charge = longest((charge, exchange.topic_charge))
         if kind.plan.costs_time and kind.session.quotas.has(REQUEST_PERCENTAGE):

@@ -205,7 +205,7 @@ class TopicTraffic:
             for meter, known in sizes.items()
             for level in meter.levels
         }
-        return granted_bytes, TopicFetch(self, fetches)
+        return granted_bytes, TopicFetch(self, fetches, is_of_one=len(found) == 1)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
@@ -244,14 +244,17 @@ class TopicTraffic:
 class TopicFetch(FetchObserver):
     """A Fetch whose response is walked for the bytes of its topics."""
 
-    __slots__ = ("_fetches", "_had", "_number", "_traffic")
+    __slots__ = ("_fetches", "_had", "_is_of_one", "_number", "_traffic")
 
-    def __init__(self, traffic: TopicTraffic, fetches: Mapping[Meter, InFlightFetch]) -> None:
+    def __init__(
+        self, traffic: TopicTraffic, fetches: Mapping[Meter, InFlightFetch], *, is_of_one: bool
+    ) -> None:
         self._traffic = traffic
         self._number = traffic.asks_count
         self._fetches = fetches
         """What counts at the sensors' gates until the response has been walked."""
         self._had = dict.fromkeys(fetches, 0)
+        self._is_of_one = is_of_one
 
     def cancel(self) -> None:
         """Count it no longer: there will be no response."""
@@ -260,13 +263,19 @@ class TopicFetch(FetchObserver):
             each.cancel()
             meter.gate.poke(now_ms)
 
-    def charge(self, now_ms: float) -> ThrottleTime | None:
-        """Return how to hold the response for what was read before it; it counts meanwhile."""
+    def charge(self, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
+        """Return how to hold the response for what was read before it; it counts meanwhile.
+
+        With all that it has where that is of one topic alone, else with what was expected.
+        """
         quotas = self._traffic.quotas
         charge = longest(quotas.owed_at(each, now_ms) for each in self._fetches)
         # Also one that is not held leaves later: behind others, or as its client reads.
         due_ms = now_ms if charge is None else charge.due_ms
-        self._fetches = {meter: each.held(due_ms) for meter, each in self._fetches.items()}
+        self._fetches = {
+            meter: each.held(frame_bytes if self._is_of_one else each.size, due_ms)
+            for meter, each in self._fetches.items()
+        }
         return charge
 
     def session(self, error_code: int, session_id: int) -> None:
