@@ -296,7 +296,7 @@ class Gate:
         connections = self.under_way + self.waiting + 1
         bytes_per_ms = pacer.bound / MS_PER_SECOND
         most = max(bytes_per_ms * TURNS_ROUND_MS / connections, behind)
-        most = min(most, bytes_per_ms * self.grant_ms)
+        most = min(most, self.most_bytes)
         if pacer.due_ms - now_ms > LARGE_DEBT_MS:
             most *= REPAYING_SHARE
         elif asked_bytes > most:
@@ -388,6 +388,11 @@ class Gate:
         self.expected_size += fetch.size
         self.granted_size += fetch.granted
         self.under_way += 1
+
+    @property
+    def most_bytes(self) -> int:
+        """What a single Fetch may bring."""
+        return int(self.grant_ms * self._pacer.bound / MS_PER_SECOND)
 
     @property
     def round_bytes(self) -> int:

@@ -14,7 +14,7 @@ from metrics.clock import clock_ms
 from proxy.progress.topics import TopicNames
 from proxy.quota.client_quotas import MAX_TOPICS, ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
-from proxy.quota.gate import FetchSizes, Gate, InFlightFetch
+from proxy.quota.gate import USEFUL_GRANT_BYTES, FetchSizes, Gate, InFlightFetch
 from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime, longest
 from proxy.wire.fetch import NO_SESSION, FetchedPartition, TopicKey, read_fetch_request
@@ -180,8 +180,8 @@ class TopicTraffic:
     ) -> tuple[int, "TopicFetch"]:
         """Return how many bytes a Fetch may ask for, and what counts and walks its response.
 
-        It is limited where rules bound all topics that it asks for; else the others may have what
-        they want, and the bounded ones have too much now and nothing then. `paid`: see Waiter.
+        Where it asks for other topics than bounded ones, too, it may have what a single Fetch may,
+        however many wait: it may be for the others. `paid`: see Waiter.
         """
         if len(self._sizes) >= MAX_ASKED:
             self._sizes.clear()
@@ -192,10 +192,13 @@ class TopicTraffic:
             for meter in found
             if meter is not None and meter.is_enforced
         }
-        if sizes and all(each in sizes for each in found):
+        if sizes:
+            are_all = all(each in sizes for each in found)
             most = (
-                self.quotas.most_at(each.levels, granted_bytes, sizes[each], now_ms, holds=holds)
-                for each in sizes
+                self.quotas.most_at(each.levels, granted_bytes, known, now_ms, holds=holds)
+                if are_all
+                else max(each.gate.most_bytes, USEFUL_GRANT_BYTES)
+                for each, known in sizes.items()
             )
             granted_bytes = min(granted_bytes, sum(most))
         fetches = {

@@ -16,6 +16,7 @@ from relaylab.topic_frames import (
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
+from proxy.quota.gate import GRANT_MS
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay import paced_steps
 from proxy.relay.pump import SPLICE_MIN_BYTES
@@ -279,15 +280,17 @@ async def test_what_is_named_by_an_id_is_charged_when_its_name_is_known():
         assert charged(lab) == 5000
 
 
-async def test_a_fetch_for_bounded_topics_alone_is_limited():
+async def test_a_fetch_is_limited_where_it_asks_for_a_bounded_topic():
+    """Also for others beside it: all else that reads the topic would wait for what it brings."""
     rule = Rule(topic="orders", bounds={CONSUMER: float(BOUND)})
     async with open_lab(rules=(rule,)) as lab:
-        for topics, is_limited in ((("orders",), True), (("orders", "clicks"), False)):
-            sent = fetch(1, *topics, max_bytes=1 << 20)
+        most = int(BOUND * GRANT_MS / 1000)
+        cases = ((("orders",), most), (("orders", "clicks"), most), (("clicks",), 1 << 20))
+        for topics, limit in cases:
             client = await lab.client()
-            await client.send(sent)
+            await client.send(fetch(1, *topics, max_bytes=1 << 20))
             broker = await lab.broker()
-            assert (await broker.frame() != sent) is is_limited
+            assert await broker.frame() == fetch(1, *topics, max_bytes=limit)
 
 
 @pytest.mark.parametrize("acks", [0, 1])

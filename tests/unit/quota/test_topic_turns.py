@@ -61,7 +61,7 @@ class TopicConsumer(Consumer):
         self.again()
 
 
-@pytest.mark.parametrize("topics", [(TOPIC,)])
+@pytest.mark.parametrize("topics", [(TOPIC,), (TOPIC, "free")])
 @pytest.mark.parametrize("burst_ms", [500.0, None])
 @pytest.mark.parametrize("asked_bytes", [MB, 50 * MB])
 def test_a_client_with_one_connection_has_its_share_beside_one_with_many(
