@@ -181,7 +181,8 @@ class TopicTraffic:
         """Return how many bytes a Fetch may ask for, and what counts and walks its response.
 
         Where it asks for other topics than bounded ones, too, it may have what a single Fetch may,
-        however many wait: it may be for the others. `paid`: see Waiter.
+        however many wait, as it may be for the others; as much as it wants where nobody else reads
+        from the bound. `paid`: see Waiter.
         """
         if len(self._sizes) >= MAX_ASKED:
             self._sizes.clear()
@@ -192,14 +193,15 @@ class TopicTraffic:
             for meter in found
             if meter is not None and meter.is_enforced
         }
-        if sizes:
-            are_all = all(each in sizes for each in found)
-            most = (
-                self.quotas.most_at(each.levels, granted_bytes, known, now_ms, holds=holds)
-                if are_all
-                else max(each.gate.most_bytes, USEFUL_GRANT_BYTES)
-                for each, known in sizes.items()
-            )
+        are_all = all(each in sizes for each in found)
+        most = [
+            self.quotas.most_at(each.levels, granted_bytes, known, now_ms, holds=holds)
+            if are_all
+            else max(each.gate.most_bytes, USEFUL_GRANT_BYTES)
+            for each, known in sizes.items()
+            if are_all or not each.is_of_one_client
+        ]
+        if most:
             granted_bytes = min(granted_bytes, sum(most))
         fetches = {
             meter: self.quotas.expect_at(

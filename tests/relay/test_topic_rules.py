@@ -293,6 +293,17 @@ async def test_a_fetch_is_limited_where_it_asks_for_a_bounded_topic():
             assert await broker.frame() == fetch(1, *topics, max_bytes=limit)
 
 
+async def test_who_has_a_bound_alone_may_ask_for_other_topics_as_it_likes():
+    rule = Rule(client_id="test", topic="orders", bounds={CONSUMER: float(BOUND)})
+    async with open_lab(rules=(rule,)) as lab:
+        for topics, is_limited in ((("orders",), True), (("orders", "clicks"), False)):
+            sent = fetch(1, *topics, max_bytes=1 << 20)
+            client = await lab.client()
+            await client.send(sent)
+            broker = await lab.broker()
+            assert (await broker.frame() != sent) is is_limited
+
+
 @pytest.mark.parametrize("acks", [0, 1])
 @pytest.mark.parametrize("size", [10, 100_000])
 async def test_a_request_is_charged_for_the_bytes_of_the_topic(acks, size):

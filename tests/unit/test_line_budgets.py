@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/queries": Budget(956, 650),
     "proxy/admin": Budget(6178, 4250),
     "proxy/config": Budget(2615, 2150),
-    "proxy/relay": Budget(6808, 4300),
+    "proxy/relay": Budget(6810, 4300),
     "proxy/usage": Budget(998, 980),
     "proxy/pipeline": Budget(3097, 2700),
     "proxy/backpressure": Budget(2522, 1950),
