@@ -3,6 +3,8 @@
 {{- define "quota-proxy.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
+{{- else if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) -}}
+{{- fail (printf "release %s: no Service may be called so, with a dot or a digit at its start: set fullnameOverride" .Release.Name) -}}
 {{- else if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}

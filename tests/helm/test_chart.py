@@ -283,6 +283,14 @@ def test_what_can_not_work_is_refused(helm: Helm, sets: dict[str, str], message:
         helm.template(sets=sets)
 
 
+@pytest.mark.parametrize("release", ["a.b", "1st"])
+def test_a_release_after_which_no_service_may_be_called(helm: Helm, release: str) -> None:
+    with pytest.raises(ChartError, match="set fullnameOverride"):
+        helm.run("template", release, str(CHART))
+    named = helm.run("template", release, str(CHART), "--set=fullnameOverride=proxy")
+    assert "name: proxy-admin" in named
+
+
 def notes_of(helm: Helm, folder: Path, values: Path, sets: dict[str, str] | None = None) -> str:
     """Helm shows the notes only to a cluster, so here a template of their name takes them in."""
     chart = shutil.copytree(CHART, folder / "chart")

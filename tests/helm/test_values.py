@@ -116,6 +116,7 @@ def test_every_value_has_a_default_and_every_default_a_schema() -> None:
     ("key", "value"),
     [
         ("replicas", '"2"'),
+        ("replicas", "1000000"),
         ("replica", "2"),
         ("service.type", '"NodePort"'),
         ("service.ports", "[]"),
