@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .stats import Room, WindowedSum
+from .stats import Headroom, WindowedSum
 
 DEFAULT_EXPIRY_MS = 3_600_000.0
 """How long a sensor may be idle before it expires: one hour, as in Kafka."""
@@ -30,7 +30,7 @@ class Sensor:
         self.name = name
         self.stats = stats
         self.last_record_ms = 0.0
-        self.room: Room | None = None
+        self.room: Headroom | None = None
         """Of the only stat; None when there are more, or it knows none."""
 
     def record(self, value: float, now_ms: float) -> None:

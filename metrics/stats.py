@@ -80,7 +80,7 @@ class Sample:
         self.last_event_ms = now_ms
 
 
-class Room:
+class Headroom:
     """What a sum takes in without a measurement until a sample is complete or obsolete."""
 
     __slots__ = ("_config", "_end_ms", "_sample", "_stat", "free")
@@ -150,7 +150,7 @@ class WindowedSum:
         self._purge(now_ms)
         return sum(sample.events for sample in self._samples)
 
-    def room(self, now_ms: float) -> Room | None:  # noqa: ARG002
+    def room(self, now_ms: float) -> Headroom | None:  # noqa: ARG002
         """Return what can be recorded for certain before the quota must be checked, if known."""
         return None
 
@@ -194,7 +194,7 @@ class Rate(WindowedSum):
 
     __slots__ = ()
 
-    def room(self, now_ms: float) -> Room | None:
+    def room(self, now_ms: float) -> Headroom | None:
         """Return it: until a sample is complete the rate is over no less time; values only go."""
         config, quota = self.config, self.config.quota
         if config.event_window is not None or quota is None or not quota.is_upper:
@@ -208,7 +208,7 @@ class Rate(WindowedSum):
         sample = self._samples[self._current]
         obsolete_ms = self._earliest_event_ms + config.samples * config.window_ms
         end_ms = min(sample.start_ms + config.window_ms, obsolete_ms)
-        return Room(self, sample, end_ms, free * CERTAIN_PART)
+        return Headroom(self, sample, end_ms, free * CERTAIN_PART)
 
     def measure(self, now_ms: float) -> float:
         """Return the rate per second."""

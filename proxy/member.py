@@ -48,7 +48,7 @@ from proxy.quota.meter import Meter
 from proxy.quota.meters import OF_SENSORS
 from proxy.quota.rule_registry import KeptChange, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule
-from proxy.quota.validation import selector
+from proxy.quota.validation import selector_of
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.kafka_quotas import KafkaQuotas
@@ -65,7 +65,7 @@ from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_map import SlotSteering
 from proxy.tier.tier_member import TierMember
 from proxy.usage.observed_usage import Observed, read_observed
-from proxy.usage.usage_meter import Metering, UsageMeter
+from proxy.usage.usage_meter import UsageMeter, UsageRecorder
 from proxy.usage.usage_topic import UsageTopic, UsageWriter
 from proxy.wiring import access_of, bootstrap_of, limits_of, listeners_of
 
@@ -484,7 +484,7 @@ class Member:
         assert self._config.usage is not None
         return ClientUsage(self._queries.following.names, self._config.usage.sample_every)
 
-    def _make_metering(self) -> Metering | None:
+    def _make_metering(self) -> UsageRecorder | None:
         """Make what writes usage records, if they are wanted."""
         usage = self._config.usage
         if usage is None:
@@ -497,7 +497,7 @@ class Member:
         writer = UsageWriter(topic, UsageInstruments(self._metrics), self._slices)
         alone = member_name(0, socket.gethostname().partition(".")[0])
         member = alone if self._config.tier is None else self._name
-        return Metering(meter, writer, self._slices, member=member, interval_s=usage.interval)
+        return UsageRecorder(meter, writer, self._slices, member=member, interval_s=usage.interval)
 
     async def _observe(self, since_s: float) -> Observed:
         """Return what usage records say of the last so many seconds; raises as `read_observed`."""
@@ -569,7 +569,7 @@ class Member:
             if isinstance(each, QuotaPause):
                 _log.info("throttling resumed", selector=each.name, by=each.by)
             else:
-                _log.info("quota override ended", selector=selector(each.rule.keys), by=each.by)
+                _log.info("quota override ended", selector=selector_of(each.rule.keys), by=each.by)
 
     async def _tick(self) -> None:
         """Apply changed quotas, end throttling, add to the charts, until cancelled."""

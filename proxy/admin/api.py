@@ -44,7 +44,7 @@ from proxy.log_queue import LEVELS, log_level
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import Budget, QuotaPause, pause_name
-from proxy.quota.validation import BUDGET_KEY, RULE_KEYS, parse_selector, selector
+from proxy.quota.validation import BUDGET_KEY, RULE_KEYS, parse_selector, selector_of
 from proxy.release import VERSION
 from proxy.state import Document
 
@@ -199,7 +199,7 @@ class ApiRoutes:
         now, entries = self._parts.now(), self._rules.composed.entries
         page = page_of(request)
         found = PagedRows[RuleEntry](
-            page, lambda each: (selector(each.rule.keys), str(each.source))
+            page, lambda each: (selector_of(each.rule.keys), str(each.source))
         )
         await self._slices.collect(map(found.add, entries))
         budgets = self._rules.composed.budgets[: page.limit]
@@ -217,7 +217,7 @@ class ApiRoutes:
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        body, now_s, name = await json_body(request), time.time(), selector(keys)
+        body, now_s, name = await json_body(request), time.time(), selector_of(keys)
         async with self._audited(name):
             entry = await self._rules.put(parse_override(keys, body, now_s))
         log_change("quota overridden", selector=name, by=entry.by)
@@ -226,7 +226,7 @@ class ApiRoutes:
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        name = selector(keys)
+        name = selector_of(keys)
         async with self._audited(name):
             if not await self._rules.delete(keys):
                 fix = "see GET /v1/quotas; rules of the file are changed in the file"

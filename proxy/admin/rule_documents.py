@@ -15,7 +15,7 @@ from proxy.quota.validation import (
     check_keys,
     find_bound_problems,
     parse_scope,
-    selector,
+    selector_of,
 )
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
 from proxy.state import Document
@@ -48,7 +48,7 @@ RULE = Model[RuleEntry](
         schedule
     """,
     {
-        "selector": lambda entry, _: selector(entry.rule.keys),
+        "selector": lambda entry, _: selector_of(entry.rule.keys),
         "adaptive": lambda entry, _: entry.rule.adaptive and asdict(entry.rule.adaptive),
         "bounds": lambda entry, _: _by_kind(entry.rule.bounds),
         "share": lambda entry, _: entry.rule.share and _share(entry.rule.share),
@@ -101,7 +101,7 @@ def _share(share: Share) -> Document:
 
 def rule_name(rule: Rule, now: RowContext) -> Document:
     """Return what names a rule; a sensor may be under one that has gone, which has no source."""
-    name = selector(rule.keys)
+    name = selector_of(rule.keys)
     entry = now.in_force.get(name)
     origin: Document = dict.fromkeys(("source", "by", "at", "until", "schedule"))
     if entry is not None:
@@ -131,7 +131,7 @@ def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
     paused = [PAUSE.document(pause, RowContext(now_s)) for pause in rules.pauses()]
     told = rules.composed.of_file.told
     scheduled = [
-        {"selector": selector(each.rule.keys), "schedule": told[each.rule.title]}
+        {"selector": selector_of(each.rule.keys), "schedule": told[each.rule.title]}
         for each in ((*rules.composed.budgets, *rules.composed.entries) if told else ())
         if each.rule.title in told
     ]

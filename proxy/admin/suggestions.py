@@ -19,7 +19,7 @@ from proxy.quota.rules import RuleMatch, RuleTable
 from proxy.quota.values import parse_duration
 from proxy.slices import Slices
 from proxy.state import Document, StateError
-from proxy.usage.observed_usage import READ_LIMIT_S, Observed, ObservedClient, SeenSeries
+from proxy.usage.observed_usage import READ_LIMIT_S, Observed, ObservedClient, ObservedRates
 from proxy.usage.usage_meter import RATE_INTERVAL_MS
 
 SUGGESTED_HEADROOM = 1.5  # of the p99: what a bound is before it is rounded up
@@ -46,7 +46,7 @@ class Suggestion:
     """What was seen of a client, and what follows from it."""
 
     client: ObservedClient
-    seen: Mapping[QuotaKind, SeenSeries]
+    seen: Mapping[QuotaKind, ObservedRates]
     """At least one."""
     matches: Mapping[QuotaKind, RuleMatch | None]
     """The rules that bound it now, or would; of hashed names that is not known."""

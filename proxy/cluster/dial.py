@@ -28,7 +28,7 @@ T = TypeVar("T")
 Turn: TypeAlias = Callable[[Callable[[], T]], Awaitable[T]]
 
 
-def tune(sock: socket.socket) -> None:
+def set_socket_options(sock: socket.socket) -> None:
     """Set what every connection wants: no waiting, no delay, dead peers noticed."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -187,7 +187,7 @@ async def _open(
 ) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
-        tune(sock)
+        set_socket_options(sock)
         await asyncio.get_running_loop().sock_connect(sock, address)
     except BaseException:
         sock.close()

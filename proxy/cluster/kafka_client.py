@@ -25,7 +25,7 @@ from .broker_connection import CLIENT_ID, BrokerConnection
 from .dial import reach, secure
 from .login import Login
 from .resolver import Resolver
-from .upstream import CONNECTION_CLOSED, LOGIN_REFUSED, LOOP, Address, UpstreamError, is_this_proxy
+from .upstream import CONNECTION_CLOSED, LOGIN_REFUSED, LOOP, Address, UpstreamError, explain_loop
 
 ANSWER_TIMEOUT_S = 5.0
 """To connect, and for each answer."""
@@ -110,7 +110,7 @@ class Bootstrap:
         for server in servers or self.servers:
             try:
                 if server in self.loops and not (probes and servers):
-                    raise UpstreamError(LOOP, is_this_proxy(server))
+                    raise UpstreamError(LOOP, explain_loop(server))
                 if login is not None:
                     login.check(server)
                 left.append(server)

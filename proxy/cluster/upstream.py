@@ -42,7 +42,7 @@ class RefusedError(Exception):
         self.error_code = error_code
 
 
-def is_this_proxy(address: Address) -> str:
+def explain_loop(address: Address) -> str:
     """Return, for people, that an address leads to this proxy itself, and how to mend it."""
     fix = "name brokers in cluster.bootstrap_servers, and in the brokers' advertised.listeners"
     return f"{address[0]}:{address[1]} is this proxy itself; fix: {fix}"

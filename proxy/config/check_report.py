@@ -59,7 +59,7 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
         yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
     yield from find_shared_port_hints(config)
-    yield from find_shared_name_hints(config)
+    yield from find_shared_host_hints(config)
     yield from find_pipeline_hints(config, table)
 
 
@@ -202,7 +202,7 @@ def find_shared_port_hints(config: Config) -> Iterator[str]:
             )
 
 
-def find_shared_name_hints(config: Config) -> Iterator[str]:
+def find_shared_host_hints(config: Config) -> Iterator[str]:
     """Yield a line for each name that a file which is the same on all machines gives to all."""
     tier = config.tier
     for listener in config.listeners if tier is not None else ():

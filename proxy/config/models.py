@@ -21,7 +21,7 @@ from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import STUCK_AFTER_MS, ProgressSettings, QuerySettings
 from proxy.progress.report import ANY_REST
 from proxy.quota import fields
-from proxy.quota.fields import Conflict, Loc, example, find_bad, not_empty, refuse
+from proxy.quota.fields import Conflict, Loc, find_bad, not_empty, refuse, required_field
 from proxy.quota.rules import QuotaSettings
 from proxy.quota.values import BadValueError
 from proxy.relay.services import Limits
@@ -122,11 +122,11 @@ class ClusterTls(fields.Section):
 class ClusterSasl(fields.Section):
     """As whom the proxy itself logs in to the brokers; clients log in for themselves."""
 
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = example(
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = required_field(
         "mechanism: SCRAM-SHA-512"
     )
-    username: fields.Text = example("username: quota-proxy")
-    password_file: files.PasswordFile = example("password_file: cluster-password")
+    username: fields.Text = required_field("username: quota-proxy")
+    password_file: files.PasswordFile = required_field("password_file: cluster-password")
 
 
 class ClusterSection(fields.Section):
@@ -134,7 +134,7 @@ class ClusterSection(fields.Section):
 
     bootstrap_servers: Annotated[
         tuple[endpoints.Endpoint, ...], not_empty("names no broker", "write at least one HOST:PORT")
-    ] = example("bootstrap_servers: [broker-1:9092, broker-2:9092]")
+    ] = required_field("bootstrap_servers: [broker-1:9092, broker-2:9092]")
     tls: ClusterTls | None = None
     sasl: ClusterSasl | None = None
     unknown_apis: Literal["hide", "pass"] = "hide"
@@ -148,8 +148,8 @@ class ClusterSection(fields.Section):
 class ServerTls(fields.Section):
     """TLS to those who connect; with `ca_file` they must show a certificate that it signed."""
 
-    cert_file: files.CertificateFile = example("cert_file: server.pem")
-    key_file: files.KeyFile = example("key_file: server.key")
+    cert_file: files.CertificateFile = required_field("cert_file: server.pem")
+    key_file: files.KeyFile = required_field("key_file: server.key")
     ca_file: files.CertificateFile | None = None
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
@@ -168,9 +168,9 @@ class ListenerSection(fields.Section):
     `broker_ports` is None only when `tls.sni` tells the brokers apart.
     """
 
-    name: fields.Text = example("name: default")
-    bind: endpoints.Bind = example("bind: 0.0.0.0:19092")
-    advertised_host: endpoints.AdvertisedHost = example("advertised_host: proxy.example")
+    name: fields.Text = required_field("name: default")
+    bind: endpoints.Bind = required_field("bind: 0.0.0.0:19092")
+    advertised_host: endpoints.AdvertisedHost = required_field("advertised_host: proxy.example")
     tls: ListenerTls | None = None
     broker_ports: endpoints.BrokerPorts | None = Field(default=None, validate_default=True)
 
@@ -223,12 +223,12 @@ class StateSection(fields.Section):
 class TokenSection(fields.Section):
     """A bearer token and what those may do who show it; without `queries` they report of all."""
 
-    name: TokenName = example("name: spark")
-    token_file: files.TokenFile = example("token_file: spark-token")
+    name: TokenName = required_field("name: spark")
+    token_file: files.TokenFile = required_field("token_file: spark-token")
     rights: Annotated[
         tuple[Literal["read", "report", "quotas"], ...],
         not_empty("allow nothing", "write at least one of read, report, quotas"),
-    ] = example("rights: [report]")
+    ] = required_field("rights: [report]")
     queries: (
         Annotated[
             tuple[QueryPattern, ...],
@@ -285,7 +285,7 @@ class AdminSection(fields.Section):
 class TierSection(fields.Section):
     """Several machines that serve one cluster as one; each holds its own part of the clients."""
 
-    name: fields.Topic = example("name: quota-proxy")
+    name: fields.Topic = required_field("name: quota-proxy")
     machine: endpoints.MachineName = Field(default_factory=_host_name, validate_default=True)
     admin_host: endpoints.AdvertisedHost | None = None
 
@@ -303,7 +303,7 @@ class UsageSection(fields.Section):
 class QuerySection(QuerySettings):
     """A Structured Streaming query whose progress is followed."""
 
-    name: fields.Text = example("name: orders")
+    name: fields.Text = required_field("name: orders")
     client_id: fields.QueryClient = Field(
         default_factory=lambda data: data["name"], validate_default=True
     )
@@ -320,7 +320,7 @@ class ProgressSection(fields.Section):
 class Config(fields.Section):
     """A whole configuration; made by `load_config`, which also does the checks across sections."""
 
-    cluster: ClusterSection = example("cluster: {bootstrap_servers: [broker-1:9092]}")
+    cluster: ClusterSection = required_field("cluster: {bootstrap_servers: [broker-1:9092]}")
     listeners: Annotated[
         tuple[ListenerSection, ...],
         not_empty("names no listener", "write at least one, see examples/minimal.yaml"),

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StrictBool
 
 from proxy.quota import fields
 from proxy.quota.entities import FORESEEN_KINDS, QuotaKind
-from proxy.quota.fields import Conflict, example
+from proxy.quota.fields import Conflict, required_field
 from proxy.quota.rules import MOST_LEVELS, AdaptiveBound, Budget, Rule, RuleKeys, Share
 from proxy.quota.schedules import When, find_overlapping
 from proxy.quota.validation import RULE_KEYS
@@ -89,7 +89,7 @@ class Bounded(fields.Settings):
 class BudgetSection(Bounded, fields.Section):
     """A rate for all clients of the rules, and budgets, that name it."""
 
-    name: fields.Text = example("name: analytics")
+    name: fields.Text = required_field("name: analytics")
     consumer_byte_rate: fields.Size | None = None
     producer_byte_rate: fields.Size | None = None
     budget: fields.Text | None = None
@@ -103,7 +103,7 @@ class BudgetSection(Bounded, fields.Section):
                 fix = "add consumer_byte_rate or producer_byte_rate, or the budget that it is in"
                 yield Conflict((), "sets no rate, and is in no budget that does", fix)
             if self.weight is not None:
-                yield without_budget("weight")
+                yield missing_budget_conflict("weight")
 
 
 def share_of(
@@ -116,7 +116,7 @@ def share_of(
     return Share(budgets[of.budget], weight, guaranteed)
 
 
-def without_budget(key: str) -> Conflict:
+def missing_budget_conflict(key: str) -> Conflict:
     """Return what is wrong with a share of nothing."""
     return Conflict((key,), "is of no use without budget", "name the budget that it is a share of")
 
@@ -158,7 +158,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no class tha
             yield Conflict(path, problem.message, problem.fix)
         for key in ("guaranteed", "weight") if self.budget is None else ():
             if getattr(self, key) is not None:
-                yield without_budget(key)
+                yield missing_budget_conflict(key)
 
 
 class QuotasSection(fields.Section):

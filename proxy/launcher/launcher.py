@@ -16,7 +16,7 @@ from structlog import get_logger
 from proxy.config import Config
 from proxy.host_ports import HostPorts
 from proxy.hot_restart import in_place_of
-from proxy.launcher.worker import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle, run_worker
+from proxy.launcher.worker import BEAT_INTERVAL_S, Directive, WorkerError, WorkerHandle, run_worker
 from proxy.member import Member
 from proxy.relay.take_over import Predecessor
 from proxy.tasks import end_tasks
@@ -55,7 +55,7 @@ class Launcher:
     def reload(self) -> None:
         """Have all members load the configuration again."""
         for worker in self._workers:
-            worker.send(Order.RELOAD)
+            worker.send(Directive.RELOAD)
 
     async def start(
         self, predecessor: Predecessor | None = None, stop: asyncio.Event | None = None
@@ -87,7 +87,7 @@ class Launcher:
         """Have all members hand over, drain and end, at the same time; kill those that do not."""
         await end_tasks(self.tasks)
         for worker in self._workers:
-            worker.send(Order.STOP)
+            worker.send(Directive.STOP)
         self.ports.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.limits.drain_timeout_s + STOP_EXTRA_S):
@@ -103,11 +103,11 @@ class Launcher:
         None is started again until `resume`: it would take the place of the successor's.
         """
         self._is_in_place.clear()
-        await self._ask_all(Order.RELEASE)
+        await self._ask_all(Directive.RELEASE)
 
     async def resume(self) -> None:
         """Have all members take back what they had released: the successor has ended."""
-        await self._ask_all(Order.RESUME)
+        await self._ask_all(Directive.RESUME)
         self._is_in_place.set()
 
     async def _begin(self, worker: WorkerHandle) -> None:
@@ -128,7 +128,7 @@ class Launcher:
         await worker.until_ready(START_LIMIT_S)
 
     def _accept(self, worker: WorkerHandle) -> None:
-        worker.send(Order.ACCEPT)
+        worker.send(Directive.ACCEPT)
         worker.serves = True
         worker.restarts.started_s = time.monotonic()
         _log.info("worker serves", worker=worker.number, process=worker.pid)
@@ -168,7 +168,7 @@ class Launcher:
                     _log.error("a worker hangs and is killed", worker=worker.number)
                     worker.kill()
 
-    async def _ask_all(self, order: Order) -> None:
+    async def _ask_all(self, order: Directive) -> None:
         """Have all members do something; the log says which did not."""
         asked = [each for each in self._workers if each.pid is not None]
         calls = (worker.do(order, HAND_BACK_LIMIT_S) for worker in asked)

@@ -1,7 +1,7 @@
 """One member of a host: its process as the launcher has it, and the work in that process.
 
-Both sides send lines: the launcher an Order, the member a Notice, FAILED with what it ends of.
-Whose channel ends has lost the other one.
+Both sides send lines: the launcher a Directive, the member a WorkerEvent, FAILED with what it ends
+of. Whose channel ends has lost the other one.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _PR_SET_PDEATHSIG = 1  # Linux's prctl; the os module has no name for it
 _log = get_logger(__name__)
 
 
-class Order(StrEnum):
+class Directive(StrEnum):
     """What a launcher has a member do."""
 
     ACCEPT = "accept"
@@ -60,7 +60,7 @@ class Order(StrEnum):
     STOP = "stop"
 
 
-class Notice(StrEnum):
+class WorkerEvent(StrEnum):
     """What a member reports to its launcher."""
 
     BEAT = "beat"
@@ -153,13 +153,13 @@ class WorkerHandle:
         """Return when it could accept clients. Raises WorkerError."""
         await self._until(self._is_ready, "begin", limit_s)
 
-    async def do(self, order: Order, limit_s: float) -> None:
+    async def do(self, order: Directive, limit_s: float) -> None:
         """Have it do something, and return when that is done. Raises WorkerError."""
         self._is_done.clear()
         self.send(order)
         await self._until(self._is_done, order, limit_s)
 
-    def send(self, order: Order) -> None:
+    def send(self, order: Directive) -> None:
         """Send it an order, if it is there."""
         if self._writer is not None:
             self._writer.write(f"{order}\n".encode())
@@ -191,11 +191,11 @@ class WorkerHandle:
             while line := await reader.readline():
                 self.heard()
                 word, _, rest = line.decode().rstrip().partition(" ")
-                if word == Notice.READY:
+                if word == WorkerEvent.READY:
                     self._is_ready.set()
-                elif word == Notice.DONE:
+                elif word == WorkerEvent.DONE:
                     self._is_done.set()
-                elif word == Notice.FAILED:
+                elif word == WorkerEvent.FAILED:
                     self._failure = str(json.loads(rest))
         writer.close()
         self.kill()  # most often it has ended
@@ -269,17 +269,17 @@ async def _run(make: Callable[[], Member], channel: socket.socket) -> int:
 
     async def beat() -> None:
         while True:
-            send(Notice.BEAT)
+            send(WorkerEvent.BEAT)
             await asyncio.sleep(BEAT_INTERVAL_S)
 
     beating = asyncio.create_task(beat())
     try:
         member = make()
         await member.start()
-        send(Notice.READY)
+        send(WorkerEvent.READY)
         return await _obey(member, reader, send)
     except (ProxyError, OSError) as error:
-        send(f"{Notice.FAILED} {json.dumps(str(error))}")
+        send(f"{WorkerEvent.FAILED} {json.dumps(str(error))}")
         await writer.drain()
         return EXIT_CRASHED
     finally:
@@ -299,18 +299,18 @@ async def _obey(member: Member, reader: asyncio.StreamReader, send: Callable[[st
                 _log.error("the launcher has ended, so this member ends")
                 log_queue.wait_written()
                 os._exit(EXIT_LOST)  # its ports must be free
-            case Order.ACCEPT:
+            case Directive.ACCEPT:
                 spare_full_collections()
                 member.accept()
-            case Order.RELOAD:
+            case Directive.RELOAD:
                 member.reload()
-            case Order.RELEASE:
+            case Directive.RELEASE:
                 await member.release()
-                send(Notice.DONE)
-            case Order.RESUME:
+                send(WorkerEvent.DONE)
+            case Directive.RESUME:
                 await member.resume()
-                send(Notice.DONE)
-            case Order.STOP:
+                send(WorkerEvent.DONE)
+            case Directive.STOP:
                 await member.stop()
                 return EXIT_DONE
 

@@ -17,7 +17,7 @@ from proxy.config.document import in_yaml
 from proxy.progress.query import QuerySettings
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
-from proxy.quota.validation import selector
+from proxy.quota.validation import selector_of
 from proxy.state import Document
 
 NAMES_SHOWN = 5
@@ -53,7 +53,7 @@ _ok, _note, _wrong, _unknown = (partial(Finding, verdict) for verdict in Judgeme
 
 
 @dataclass(frozen=True, slots=True)
-class AdminSight:
+class AdminProbe:
     """What the admin port of the running proxy says."""
 
     url: str
@@ -74,7 +74,7 @@ class AdminSight:
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerSight:
+class ListenerProbe:
     """How far a connection to a listener got, from where `doctor` runs."""
 
     name: str
@@ -99,8 +99,8 @@ def check_query(
     config: Config,
     table: RuleTable,
     query: QuerySettings,
-    admin: AdminSight,
-    listeners: Sequence[ListenerSight],
+    admin: AdminProbe,
+    listeners: Sequence[ListenerProbe],
 ) -> Iterator[Finding]:
     """Yield what is wrong or well, causes first."""
     yield from _rule(config, table, query)
@@ -120,7 +120,7 @@ def check_query(
         yield from _trouble(progress)
 
 
-def progress_of(admin: AdminSight, query: QuerySettings) -> Document | None:
+def progress_of(admin: AdminProbe, query: QuerySettings) -> Document | None:
     """Return the progress of the query, if the proxy knows of it."""
     known = [each for each in admin.queries if each["name"] == query.name]
     known += [each for each in admin.queries if each["client_id"] == query.client_id]
@@ -171,7 +171,7 @@ def _followed(config: Config, table: RuleTable, query: QuerySettings) -> Finding
     return _wrong("queries", text, fix)
 
 
-def _admin(table: RuleTable, admin: AdminSight) -> Iterator[Finding]:
+def _admin(table: RuleTable, admin: AdminProbe) -> Iterator[Finding]:
     if admin.failure is not None:
         fix = "start the proxy with this configuration, or give the address of admin.bind as --url"
         yield _wrong("admin port", admin.failure, fix)
@@ -188,7 +188,7 @@ def _admin(table: RuleTable, admin: AdminSight) -> Iterator[Finding]:
     if latest is not None and latest["result"] != "ok":
         what = f"its configuration was not loaded again: {latest['message']}"
         yield _wrong("proxy", what, "mend the file; it is loaded again by itself")
-    elif admin.file_rules != {selector(rule.keys) for rule in table.rules}:
+    elif admin.file_rules != {selector_of(rule.keys) for rule in table.rules}:
         what = f"the proxy at {admin.url} has other rules than this file"
         fix = "give the file that it runs with, or the address of the right proxy as --url"
         yield _wrong("proxy", what, fix)
@@ -203,7 +203,7 @@ def _admin(table: RuleTable, admin: AdminSight) -> Iterator[Finding]:
         yield _ok("token", "reports need none")
 
 
-def _listeners(listeners: Iterable[ListenerSight]) -> Iterator[Finding]:
+def _listeners(listeners: Iterable[ListenerProbe]) -> Iterator[Finding]:
     for each in listeners:
         check = f"listener {each.name}"
         if each.failure is not None:
@@ -225,7 +225,7 @@ def _listeners(listeners: Iterable[ListenerSight]) -> Iterator[Finding]:
             yield _ok(check, f"{each.address} answers, and so do {brokers}")
 
 
-def _topics(listeners: Iterable[ListenerSight]) -> Iterator[Finding]:
+def _topics(listeners: Iterable[ListenerProbe]) -> Iterator[Finding]:
     codes: dict[str, int] = {}
     for each in listeners:
         codes |= each.topics or {}
@@ -243,7 +243,7 @@ def _topics(listeners: Iterable[ListenerSight]) -> Iterator[Finding]:
             yield _ok("topic", f"the cluster has {topic!r}")
 
 
-def _client(query: QuerySettings, admin: AdminSight, progress: Document | None) -> Finding:
+def _client(query: QuerySettings, admin: AdminProbe, progress: Document | None) -> Finding:
     client_id = query.client_id
     open_now = sum(each["client_id"] == client_id for each in admin.connections)
     if open_now:
@@ -268,7 +268,7 @@ def _client(query: QuerySettings, admin: AdminSight, progress: Document | None) 
 
 
 def _reports(
-    query: QuerySettings, admin: AdminSight, progress: Document | None
+    query: QuerySettings, admin: AdminProbe, progress: Document | None
 ) -> Iterator[Finding]:
     add = f"call spark.streams.addListener(QuotaListener({admin.url!r}, token=...)) in the driver "
     add += f"before the query starts, and queryName({query.name!r}) on it"

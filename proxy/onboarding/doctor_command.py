@@ -31,10 +31,10 @@ from proxy.config import Config, load_config
 from proxy.config.endpoints import HostPort, ip_address
 from proxy.config.files import read_token
 from proxy.onboarding.checkup import (
-    AdminSight,
+    AdminProbe,
     Finding,
     Judgement,
-    ListenerSight,
+    ListenerProbe,
     check_query,
     progress_of,
     query_or_unlisted,
@@ -105,7 +105,7 @@ def _url(config: Config) -> str:
     return f"{'http' if config.admin.tls is None else 'https'}://{HostPort(host, bind.port)}"
 
 
-def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> AdminSight:
+def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> AdminProbe:
     """Return what the admin port says, asked with the tokens that the configuration names."""
     admin = config.admin
     all_rights = [] if admin.token_file is None else [admin.token_file]
@@ -121,7 +121,7 @@ def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> A
             if refused is not None:
                 refused = f"{file}: {refused}" if file is not None else refused
                 break
-        return AdminSight(
+        return AdminProbe(
             client.url,
             refused_token=refused,
             token_file=file,
@@ -135,7 +135,7 @@ def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> A
         failure = error.what
     except MISREAD:
         failure = client.no_proxy().what
-    return AdminSight(client.url, failure=failure)
+    return AdminProbe(client.url, failure=failure)
 
 
 def _refused_reports(client: AdminPortClient) -> dict[str, int]:
@@ -158,8 +158,8 @@ def _refusal(client: AdminPortClient) -> str | None:
 
 
 async def _see_listeners(
-    config: Config, admin: AdminSight, topics: list[str]
-) -> list[ListenerSight]:
+    config: Config, admin: AdminProbe, topics: list[str]
+) -> list[ListenerProbe]:
     open_now = () if admin.status is None else admin.status["listeners"]
     ports = {each["name"]: each["port"] for each in open_now}
     unasked = "clients log in there" if config.cluster.sasl is not None else None
@@ -176,9 +176,9 @@ async def _see_listeners(
 
 async def _see_listener(
     name: str, address: HostPort, topics: Sequence[str], unasked: str | None
-) -> ListenerSight:
+) -> ListenerProbe:
     """Return how far a connection gets; `unasked` says why the cluster is not to be asked."""
-    sight = ListenerSight(name, str(address), unasked=unasked)
+    sight = ListenerProbe(name, str(address), unasked=unasked)
     server = (address.host, address.port)
     if (failure := await _failure(server)) is not None:
         return replace(sight, failure=failure)

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, StrictBool
 
 from proxy.quota import fields
-from proxy.quota.fields import OTHER_PLACE, Conflict, Loc, example
+from proxy.quota.fields import OTHER_PLACE, Conflict, Loc, required_field
 from proxy.quota.values import BadValueError, format_ms, shown
 
 MIN_RATE = 1.0
@@ -38,13 +38,13 @@ Band = Annotated[
 class StageSettings(fields.Settings):
     """A stage: a Structured Streaming query, or the clients that together do one step."""
 
-    name: Annotated[fields.Text, example("name: enrich")]
+    name: Annotated[fields.Text, required_field("name: enrich")]
     queries: tuple[fields.Text, ...] = ()
     """Names of the queries that are this stage; without any, and client ids, that of its name."""
     client_ids: tuple[fields.Client, ...] = ()
-    consumes: Annotated[tuple[fields.Topic, ...], example("consumes: [orders]")]
+    consumes: Annotated[tuple[fields.Topic, ...], required_field("consumes: [orders]")]
     produces: tuple[fields.Topic, ...] = ()
-    band: Annotated[Band, example("band: [0, 1000]")]
+    band: Annotated[Band, required_field("band: [0, 1000]")]
     """From low to high: how many records/s it is to be sent at its normal rate."""
     sampling_interval_ms: fields.Milliseconds = 1000.0
     """Should cover a batch of the node upstream, or bursts are taken for rates."""
@@ -53,9 +53,9 @@ class StageSettings(fields.Settings):
     time until a change upstream is seen here, or the stage asks again too early."""
     ratio: fields.Share = 0.5
     """From 0 to below 1: a larger share of samples out of the band makes a request."""
-    normal_rate: Annotated[fields.RecordRate, example("normal_rate: 1000")]
+    normal_rate: Annotated[fields.RecordRate, required_field("normal_rate: 1000")]
     """Records/s that it reads while nobody holds it, and the most that it is held to."""
-    step: Annotated[fields.RecordRate, example("step: 100")]
+    step: Annotated[fields.RecordRate, required_field("step: 100")]
     """Records/s by which its rate is raised in one period."""
     t_min_adjust_ms: fields.Milliseconds = 1.0
     """What a record is delayed more when this stage asks again. It weighs the more the faster the
@@ -81,11 +81,11 @@ class StageSettings(fields.Settings):
 class SourceSettings(fields.Settings):
     """A producer of topics that no stage produces; its name is its client id."""
 
-    client_id: Annotated[fields.Client, example("client-id: feed")]
-    produces: Annotated[tuple[fields.Topic, ...], example("produces: [orders]")]
-    normal_rate: Annotated[fields.RecordRate, example("normal_rate: 1000")]
+    client_id: Annotated[fields.Client, required_field("client-id: feed")]
+    produces: Annotated[tuple[fields.Topic, ...], required_field("produces: [orders]")]
+    normal_rate: Annotated[fields.RecordRate, required_field("normal_rate: 1000")]
     """Records/s over all its topics while nobody holds it, and the most that it is held to."""
-    step: Annotated[fields.RecordRate, example("step: 100")]
+    step: Annotated[fields.RecordRate, required_field("step: 100")]
 
     @property
     def name(self) -> str:
@@ -118,7 +118,7 @@ class PendingLimit(fields.Settings):
 class PipelineSettings(fields.Settings):
     """Stages and sources that belong together."""
 
-    name: Annotated[fields.Text, example("name: orders")]
+    name: Annotated[fields.Text, required_field("name: orders")]
     hold_producers: StrictBool = False
     """Whether sources are held as well; else the first stages can ask nobody."""
     max_lag: fields.Count | None = None
@@ -130,7 +130,7 @@ class PipelineSettings(fields.Settings):
     sources: tuple[SourceSettings, ...] = ()
     stages: Annotated[
         tuple[StageSettings, ...],
-        example(
+        required_field(
             "stages: [{name: enrich, consumes: [orders], band: [0, 1000], "
             "normal_rate: 1000, step: 100}]"
         ),

@@ -82,7 +82,7 @@ ROOM_SHARE = 0.01
 NOBODY_LEFT = "no stage that asked to hold it back is alive"
 
 
-class Direction(StrEnum):
+class RateChange(StrEnum):
     """What a stage asks for."""
 
     DECREASE = "decrease"
@@ -112,7 +112,7 @@ class NodeHold:
     why: str = ""
     by: str = ""
     """A stage; empty when none asked."""
-    direction: Direction | None = None
+    direction: RateChange | None = None
     holders: tuple[str, ...] = ()
     """Stages that asked to decrease since control began, sorted."""
     revision: int = 0
@@ -130,7 +130,7 @@ class _NodeForm(BaseModel):
     since_s: Annotated[float, Field(ge=0, le=MAX_NUMBER)]
     why: str
     by: str
-    direction: Direction
+    direction: RateChange
     holders: tuple[str, ...]
     revision: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
@@ -188,7 +188,7 @@ class Controller:
         return 1.0 if self.state.rate is None else self.state.rate / self.normal_rate
 
     def ask(
-        self, stage: str, direction: Direction, rate: float, adjust_ms: float, reason: str
+        self, stage: str, direction: RateChange, rate: float, adjust_ms: float, reason: str
     ) -> None:
         """Add a request of a stage; of two of a stage in one period the larger one counts.
 
@@ -196,7 +196,7 @@ class Controller:
         this, may be infinite. `adjust_ms` is its `t_min_adjust`.
         """
         now, state = self.rate, self.state
-        if direction is Direction.DECREASE:
+        if direction is RateChange.DECREASE:
             is_again = state.direction is direction and stage in state.holders
             new = slowed(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
         else:
@@ -212,14 +212,14 @@ class Controller:
             return False
         self._period_end_ms += self._period_ms * (1 + late_ms // self._period_ms)
         asked = self._requests
-        less = {name: each for name, each in asked.items() if each.direction is Direction.DECREASE}
+        less = {name: each for name, each in asked.items() if each.direction is RateChange.DECREASE}
         if not less:
             voices = {holder for holder in self.state.holders if is_alive(holder)}
             if self.state.rate is None or not voices <= asked.keys():
                 asked.clear()
                 return False
             if not asked:  # nor is anybody left who might ask
-                self.ask("", Direction.INCREASE, math.inf, 0.0, NOBODY_LEFT)
+                self.ask("", RateChange.INCREASE, math.inf, 0.0, NOBODY_LEFT)
         is_changed = self._apply(
             min((less or asked).values(), key=attrgetter("rate")), less.keys(), now_s
         )
@@ -275,10 +275,10 @@ class Controller:
         """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
         old, direction = self.state, chosen.direction
         rate, holders = chosen.rate, tuple(sorted({*asking, *old.holders}))
-        if direction is Direction.INCREASE and rate == self.normal_rate:  # it is never above
+        if direction is RateChange.INCREASE and rate == self.normal_rate:  # it is never above
             rate, holders = None, ()
         elif rate == old.rate and (
-            direction is Direction.INCREASE or (holders, direction) == (old.holders, old.direction)
+            direction is RateChange.INCREASE or (holders, direction) == (old.holders, old.direction)
         ):
             return False
         number = old.revision + 1
@@ -333,7 +333,7 @@ class PeriodReadings:
 class RateRequest:
     """What the stage asks for, and why; `reason` is a part of a sentence."""
 
-    direction: Direction
+    direction: RateChange
     reason: str
     is_of_lag: bool = False
     """Whether it is asked for lag above `max_lag` alone: of sources then."""
@@ -479,7 +479,7 @@ class Stage(Controller):
         self._easing &= holds
         request = self._judge(self.last, before.lag, holds=holds)
         if request is not None:
-            self._easing = request.direction is Direction.INCREASE
+            self._easing = request.direction is RateChange.INCREASE
         return request
 
     def _judge(
@@ -488,12 +488,12 @@ class Stage(Controller):
         out = period.above + period.below
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
         if is_out and period.above >= period.below:
-            return RateRequest(Direction.DECREASE, _band_reason("above", period.above, period))
+            return RateRequest(RateChange.DECREASE, _band_reason("above", period.above, period))
         lag, max_lag, eased = period.lag, self._max_lag, ""
         if lag is not None and max_lag is not None:
             if lag > max_lag and (lag_before is None or lag >= lag_before):
                 reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
-                return RateRequest(Direction.DECREASE, reason, is_of_lag=True)
+                return RateRequest(RateChange.DECREASE, reason, is_of_lag=True)
             is_growing = lag_before is not None and lag > lag_before
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
@@ -501,11 +501,11 @@ class Stage(Controller):
         if not holds:
             return None
         if is_out:
-            return RateRequest(Direction.INCREASE, _band_reason("below", period.below, period))
+            return RateRequest(RateChange.INCREASE, _band_reason("below", period.below, period))
         if eased:
-            return RateRequest(Direction.INCREASE, eased)
+            return RateRequest(RateChange.INCREASE, eased)
         if self._easing and period.samples:
-            return RateRequest(Direction.INCREASE, "it is sent no more than its band allows")
+            return RateRequest(RateChange.INCREASE, "it is sent no more than its band allows")
         return None
 
 

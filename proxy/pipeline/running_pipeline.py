@@ -44,7 +44,7 @@ from .batch_limit import BatchLimit, UpstreamWriter, records_that_fit
 from .completion import Completion, StageBatch
 from .graph import Node, PipelineGraph, find_endless
 from .ledger import MAX_OFFSET, TopicRange
-from .nodes import FLOW_RECORDS, Direction, RateRequest, Source, Stage, fair_rates, raised_rates
+from .nodes import FLOW_RECORDS, RateChange, RateRequest, Source, Stage, fair_rates, raised_rates
 
 MAX_EVENTS = 100
 
@@ -306,7 +306,7 @@ class RunningPipeline:
             for node in map(controllers.get, self.graph.upstream[name])
             if node is not None
         ]
-        if request.direction is Direction.DECREASE:
+        if request.direction is RateChange.DECREASE:
             more, rates = "less", fair_rates(upstream, min(own_rate, processing_rate))
             if request.is_of_lag:
                 # Stages are not let plan more than there is room for; sources cannot be stopped.

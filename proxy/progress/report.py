@@ -297,7 +297,7 @@ class TriggerKind(StrEnum):
         return cls.OTHER if isinstance(value, str) else None
 
 
-class TriggerReport(_Part):
+class ReportedTrigger(_Part):
     """When a run plans its batches."""
 
     kind: Annotated[TriggerKind, Field(strict=False)]
@@ -332,7 +332,7 @@ class Report(_Part):
     known_age_ms: Annotated[float, Field(ge=0)] | None = None
     """With `running`: how long ago Spark was asked what it answered last: which batches are done.
     None where it can't be asked."""
-    trigger: TriggerReport | None = None
+    trigger: ReportedTrigger | None = None
     """With `started` and `running`, where Spark's own objects can be asked."""
 
     ranges: ClassVar[Mapping[TopicPartition, BatchRange]]

@@ -9,7 +9,7 @@ from proxy.slices import Slices
 T = TypeVar("T")
 
 
-class ReportTurns:
+class ReportScheduler:
     """The reports of all queries take turns; each is a generator as of QueryRegistry.accepting."""
 
     def __init__(self, slices: Slices) -> None:

@@ -7,13 +7,13 @@ from functools import partial
 from proxy.backpressure.backpressure import Backpressure, OffsetLookups, QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.report_turns import ReportTurns
+from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import Reader
 from proxy.queries.joined_fetches import FetchRun, JoinedFetch
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
-from proxy.relay.frames_to_show import FramesToShow
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import ClientSentOn, InterceptedRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import NO_OFFSET, read_fetch_request
@@ -80,8 +80,8 @@ class FollowingContext:
     names: TopicNames
     quotas: QuotaManager
     pipelines: RunningPipelines
-    turns: ReportTurns
-    unshown: Callable[[], FramesToShow] | None = None
+    turns: ReportScheduler
+    unshown: Callable[[], InterceptQueue] | None = None
     """Returns where what clients have fetched waits to be recorded. All of it is before a report is
     applied or a driver is answered. None: it never waits."""
     visits: DriversSentOn = field(default_factory=DriversSentOn)
@@ -274,8 +274,8 @@ class _InterceptedLookup(InterceptedRequest):
     ask: LookupRequest
     lookups: OffsetLookups
     show_fetched: Iterator[None]
-    """See FramesToShow; nothing to show where `turns` is None."""
-    turns: ReportTurns | None
+    """See InterceptQueue; nothing to show where `turns` is None."""
+    turns: ReportScheduler | None
     """What its answer is to see all of; None when it sees nothing of reports."""
     client: FollowedClient
     pipelines: RunningPipelines | None

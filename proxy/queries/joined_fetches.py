@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from proxy.progress.tracker import NOTHING, FetchedLogs, FetchExchange
-from proxy.relay.frames_to_show import FramesToShow
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.wire.fetch import FetchedPartition, TopicKey
 from proxy.wire.fetch_response import MAX_UNSHOWN
 
@@ -17,7 +17,7 @@ class FetchRun:
 
     __slots__ = ("_answered", "_asked", "_unshown")
 
-    def __init__(self, unshown: Callable[[], FramesToShow] | None) -> None:
+    def __init__(self, unshown: Callable[[], InterceptQueue] | None) -> None:
         """`unshown` returns what has them recorded soon; None: each is at once."""
         self._unshown = unshown
         self._answered: JoinedFetch | None = None

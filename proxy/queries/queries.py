@@ -29,13 +29,13 @@ from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
 from proxy.progress.query_registry import Owns, QueryRegistry
 from proxy.progress.report import QueryScope, Report, ReportRefused, parse_report
-from proxy.progress.report_turns import ReportTurns
+from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import FollowingContext
 from proxy.queries.record_owner import OwnedDifference, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
-from proxy.relay.frames_to_show import FramesToShow
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.slices import Slices
 from proxy.state import Document, StateError, Store
 from proxy.tasks import wait_at_most
@@ -98,7 +98,7 @@ class Queries:
         *,
         metrics: CollectorRegistry,
         knows_client: Callable[[str], bool],
-        unshown: Callable[[], FramesToShow] | None = None,
+        unshown: Callable[[], InterceptQueue] | None = None,
     ) -> None:
         self._quotas = quotas
         self._to_write = asyncio.Event()
@@ -122,7 +122,7 @@ class Queries:
         """By topic id that is still wanted: how many look-ups did not find it."""
         self._names_looked_up = asyncio.Event()
         self._slices = Slices()
-        self._turns = ReportTurns(self._slices)
+        self._turns = ReportScheduler(self._slices)
         self.following = FollowingContext(
             *(self.registry, self.backpressure, self._names, quotas, self.running, self._turns),
             unshown,

@@ -123,7 +123,7 @@ def keys_of_section(section: object) -> dict[str, FieldInfo]:
     return {field.alias or yaml_key(name): field for name, field in fields.items()}
 
 
-def example(text: str) -> Any:
+def required_field(text: str) -> Any:
     """Return what a field is that the file must have, with an example of its line."""
     return Field(examples=[text])
 

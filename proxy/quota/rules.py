@@ -28,7 +28,7 @@ from .validation import (
     find_key_problems,
     parse_bounds,
     parse_scope,
-    selector,
+    selector_of,
 )
 from .values import BadValueError
 
@@ -91,7 +91,7 @@ def pause_name(keys: Mapping[str, str]) -> str:
     if not keys:
         return ALL_CLIENTS
     check_keys(keys, CLIENT_KEYS)
-    return selector(keys)
+    return selector_of(keys)
 
 
 @dataclass(frozen=True, slots=True)

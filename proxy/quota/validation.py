@@ -184,7 +184,7 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def selector(keys: Mapping[str, str]) -> str:
+def selector_of(keys: Mapping[str, str]) -> str:
     """Return the keys in one line of ASCII, such as `user=alice,client-id=<default>`.
 
     Equal keys give the same text. In values but DEFAULT all except letters, digits and `_.-~` is

@@ -91,7 +91,7 @@ class TopicSampler:
             self.sizes[name] += size
 
 
-class SampleTurn:
+class RequestSampler:
     """Draws which of a connection's requests of a kind are walked."""
 
     __slots__ = ("_left", "_weight", "lane", "sampler")
@@ -142,10 +142,10 @@ class ClientUsage:
         self.would_be_s: defaultdict[Direction, float] = defaultdict(float)
         """Seconds in which a quota was exceeded that is not enforced."""
 
-    def turn(self, api_key: int) -> SampleTurn | None:
+    def turn(self, api_key: int) -> RequestSampler | None:
         """Return who draws the requests of an API that are walked, None: none of them."""
         samplers = {FETCH: self.fetched, PRODUCE: self.produced}
-        return SampleTurn(samplers[api_key]) if api_key in samplers else None
+        return RequestSampler(samplers[api_key]) if api_key in samplers else None
 
 
 class FetchSample(FetchObserver):

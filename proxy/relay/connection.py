@@ -25,7 +25,7 @@ from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lane import Lane
-from proxy.relay.lifecycle import OPEN, PauseReason, State
+from proxy.relay.lifecycle import OPEN, LifecycleState, PauseReason
 from proxy.relay.listener import Origin
 from proxy.relay.pair_state import AdvertiseTo, PairState
 from proxy.relay.requests import RequestFlow
@@ -174,13 +174,13 @@ class Connection(PairState):
 
         An answer that is held goes out when it is due, or when its reaper releases everything.
         """
-        if self.life.state is State.OPEN:
-            self.life.move(State.DRAINING)
+        if self.life.state is LifecycleState.OPEN:
+            self.life.move(LifecycleState.DRAINING)
             self.requests.paused = True
             self.shut_lane()
             self._leave_gate()
             self.requests.run()  # what was begun waits no longer
-        elif self.life.state not in (State.DRAINING, State.LINGERING):
+        elif self.life.state not in (LifecycleState.DRAINING, LifecycleState.LINGERING):
             self.close("drained")
 
     def check_idle(self, now_s: float, timeout_s: float) -> None:
@@ -193,7 +193,7 @@ class Connection(PairState):
             self.close_abandoned("client lost")
             return
         last = self._last_active
-        if self.life.state is State.NEW:
+        if self.life.state is LifecycleState.NEW:
             timeout_s = min(timeout_s, FIRST_REQUEST_S)
         if now_s - last < timeout_s or self.responses.delayed.waiting or self.life.is_held_back:
             return
@@ -201,7 +201,7 @@ class Connection(PairState):
             self._reject("client_not_reading", "the client takes no data")
         elif self.requests.sending_blocked or self._answers_due:
             self._upstream_error("timeout", "the broker does not answer")
-        elif self.life.state is State.NEW:
+        elif self.life.state is LifecycleState.NEW:
             self._reject("no_request", "the client sends nothing")
         else:
             self.close("idle")
@@ -217,9 +217,9 @@ class Connection(PairState):
 
     def close(self, reason: str) -> None:
         """Close both sides at once. Does nothing the second time."""
-        if self.life.state is State.CLOSED:
+        if self.life.state is LifecycleState.CLOSED:
             return
-        self.life.move(State.CLOSED)
+        self.life.move(LifecycleState.CLOSED)
         self._heard()
         self.shown.show()
         _log.debug("connection closed", reason=reason, **self.origin.about)
@@ -265,7 +265,7 @@ class Connection(PairState):
 
         Does nothing the second time.
         """
-        if self.life.state is State.CLOSED:
+        if self.life.state is LifecycleState.CLOSED:
             return
         now_ms, kind = clock_ms(), CONSUMER_BYTE_RATE
         due = [each for each in self.in_flight if not each.measured]
@@ -305,7 +305,7 @@ class Connection(PairState):
 
     def _close_upstream_ended(self, detail: str = "the broker closed the connection") -> None:
         """Close for the end of the broker's stream; an error only when answers were due."""
-        if self.life.state is State.CLOSED:
+        if self.life.state is LifecycleState.CLOSED:
             return
         if self._answers_due:
             self._upstream_error("closed", f"{detail}, with answers due")
@@ -345,12 +345,12 @@ class Connection(PairState):
         return bool(self.in_flight) or self.responses.mid_frame
 
     def _reject(self, reason: str, detail: str) -> None:
-        if self.life.state is not State.CLOSED:
+        if self.life.state is not LifecycleState.CLOSED:
             self.services.count_rejected(reason, **self.origin.about, detail=detail)
             self.close_abandoned(reason)
 
     def _upstream_error(self, reason: str, detail: str) -> None:
-        if self.life.state is not State.CLOSED:
+        if self.life.state is not LifecycleState.CLOSED:
             node_id = self.origin.node_id
             self.services.count_upstream_error(reason, node_id, **self.origin.about, detail=detail)
             self.close(reason)
@@ -358,12 +358,12 @@ class Connection(PairState):
     def session_of(self, head: RequestHead) -> ClientSession | None:
         """See PairState."""
         is_open = self.life.state is OPEN
-        if not is_open and self.life.state is not State.NEW:
+        if not is_open and self.life.state is not LifecycleState.NEW:
             return None
         wait_ms = self.client.enter(head.api_key, head.client_id, clock_ms(), self._give_way)
         go_on = partial(self.unpause, PauseReason.CROWDED)
         if not is_open:
-            self.life.move(State.DIALLING)
+            self.life.move(LifecycleState.DIALLING)
             self._heard()
             self.requests.paused = True
             go_on = partial(self._begin_dialling, head.client_id)
@@ -435,7 +435,7 @@ class Connection(PairState):
         except Exception as error:  # whatever it is, it ends this pair only
             self.close_failed(error)
             return
-        if self.life.state is not State.DIALLING:
+        if self.life.state is not LifecycleState.DIALLING:
             upstream.sock.close()
             return
         self.upstream = upstream
@@ -444,9 +444,9 @@ class Connection(PairState):
     def _open(self) -> None:
         """Send the first request on, unless the connection has been closed since."""
         upstream = self.upstream
-        if self.life.state is not State.DIALLING or upstream is None:
+        if self.life.state is not LifecycleState.DIALLING or upstream is None:
             return
-        self.life.move(State.OPEN)
+        self.life.move(LifecycleState.OPEN)
         services, requests, responses = self.services, self.requests, self.responses
         requests.connect(self.channel, upstream)
         responses.connect(upstream, self.channel)
@@ -468,7 +468,7 @@ class Connection(PairState):
         """See PairState."""
         if self.requests.under_way or self.requests.is_unanswered_next or self._answers_due:
             return
-        self.life.move(State.LINGERING)
+        self.life.move(LifecycleState.LINGERING)
         self.requests.close()
         self.responses.close()
         try:

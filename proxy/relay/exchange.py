@@ -9,7 +9,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import InFlightFetch
 from proxy.quota.meter import Lease
 from proxy.quota.meters import ThrottleTime
-from proxy.relay.clients import SampleTurn
+from proxy.relay.clients import RequestSampler
 from proxy.relay.interceptor import INTERCEPTED_APIS, InterceptedRequest
 from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED, ApiTimes, ExchangeTimes
@@ -55,7 +55,7 @@ class RequestKind:
     """Whether the interceptor is shown what the lane sends on."""
     run: list[Any] = field(default_factory=list)
     """The parts of the FetchRunShape of those that the lane sent on last; void: of none so far."""
-    turn: SampleTurn | None = None
+    turn: RequestSampler | None = None
     """Draws which are walked for their topics; None: none are."""
     lent: InFlightFetch | None = None
     """Counts the Fetches that the lane sends on."""

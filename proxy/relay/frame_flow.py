@@ -18,9 +18,9 @@ from time import perf_counter
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import QuotaKind
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
-from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import DRAINING, OPEN
+from proxy.relay.memory_pool import UNCOUNTED_BYTES
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import (
     CLOSED,
@@ -32,7 +32,7 @@ from proxy.relay.pump import (
     TURN,
     WRITE,
     Pump,
-    Wait,
+    WaitReason,
 )
 from proxy.wire.fetch_response import FetchWalker
 from proxy.wire.frames import MAX_HEADER_BYTES, MalformedFrame
@@ -89,7 +89,7 @@ class FrameFlow(ABC):
         """Whether it waits for its turn."""
         self.address = pair.origin.ip
         self.kept_bytes = 0
-        """For so many of a frame there is room; set by KeptBytes."""
+        """For so many of a frame there is room; set by MemoryPool."""
         self._starved = self._running = False
         self._turns_left = TURNS_OF_NEW
         self.closed = False
@@ -110,7 +110,7 @@ class FrameFlow(ABC):
         It may raise `_whole_bytes`, and is called again when so many bytes are there.
         """
 
-    def _wait_paused(self) -> Wait | None:
+    def _wait_paused(self) -> WaitReason | None:
         """Return what to wait for during a pause. None: go on."""
         return OWNER
 
@@ -312,7 +312,7 @@ class FrameFlow(ABC):
             self._wait_for(TURN)
         steps.add(self.run, self.address)
 
-    def _wait_for(self, wait: Wait) -> None:
+    def _wait_for(self, wait: WaitReason) -> None:
         """Have the loop call back for this, and for what was waited for before no longer."""
         before, self.wait = self.wait, wait
         loop, source, sink = self._loop, self._source, self._sink
@@ -328,7 +328,7 @@ class FrameFlow(ABC):
             else:
                 loop.remove_writer(sink.fd)
 
-    def _advance(self) -> Wait:
+    def _advance(self) -> WaitReason:
         self.last_active = self._loop.time()
         budget, end_s = FAIR_BYTES, perf_counter() + FAIR_S
         while True:
@@ -358,7 +358,7 @@ class FrameFlow(ABC):
             if perf_counter() > end_s:
                 return TURN
 
-    def _read(self) -> Wait | None:
+    def _read(self) -> WaitReason | None:
         """Read once and handle what came. None: go on."""
         if self.paused:
             return self._wait_paused()
@@ -381,7 +381,7 @@ class FrameFlow(ABC):
             have += got
         return self._handle(have, drained=drained)
 
-    def _handle(self, have: int, *, drained: bool) -> Wait | None:
+    def _handle(self, have: int, *, drained: bool) -> WaitReason | None:
         """Handle the first bytes of the scratch buffer; `drained`: the source has no more now."""
         scratch, pos, frames, busy = self._scratch, 0, 0, False
         self._starved = False
@@ -461,7 +461,7 @@ class FrameFlow(ABC):
         self._whole, self._whole_bytes = bytearray(view[:frame_bytes]), frame_bytes
         return len(self._whole)
 
-    def _collect_more(self, frame: bytearray) -> Wait | None:
+    def _collect_more(self, frame: bytearray) -> WaitReason | None:
         """Take more of a frame into memory; when it is all there, have it handled."""
         have = len(frame)
         if not self._may_move(self._whole_bytes - have):
@@ -471,7 +471,7 @@ class FrameFlow(ABC):
         finally:
             self._moved(len(frame) - have, is_whole=self._whole is None)
 
-    def _read_more(self, frame: bytearray) -> Wait | None:
+    def _read_more(self, frame: bytearray) -> WaitReason | None:
         budget = FAIR_BYTES
         kept_bytes, steps = self._pair.services.kept_bytes, self._pair.services.paced_steps
         assert self._source is not None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum, Flag, auto
 
 
-class State(Enum):
+class LifecycleState(Enum):
     """Where a pair is in its life."""
 
     NEW = "new"
@@ -22,16 +22,16 @@ class State(Enum):
     CLOSED = "closed"
 
 
-OPEN, DRAINING = State.OPEN, State.DRAINING
+OPEN, DRAINING = LifecycleState.OPEN, LifecycleState.DRAINING
 """By themselves, for the path of every frame: from its class a member takes ten times as long."""
 
-MOVES: Mapping[State, frozenset[State]] = {
-    State.NEW: frozenset({State.DIALLING, State.CLOSED}),
-    State.DIALLING: frozenset({State.OPEN, State.CLOSED}),
-    State.OPEN: frozenset({State.DRAINING, State.CLOSED}),
-    State.DRAINING: frozenset({State.LINGERING, State.CLOSED}),
-    State.LINGERING: frozenset({State.CLOSED}),
-    State.CLOSED: frozenset(),
+MOVES: Mapping[LifecycleState, frozenset[LifecycleState]] = {
+    LifecycleState.NEW: frozenset({LifecycleState.DIALLING, LifecycleState.CLOSED}),
+    LifecycleState.DIALLING: frozenset({LifecycleState.OPEN, LifecycleState.CLOSED}),
+    LifecycleState.OPEN: frozenset({LifecycleState.DRAINING, LifecycleState.CLOSED}),
+    LifecycleState.DRAINING: frozenset({LifecycleState.LINGERING, LifecycleState.CLOSED}),
+    LifecycleState.LINGERING: frozenset({LifecycleState.CLOSED}),
+    LifecycleState.CLOSED: frozenset(),
 }
 """The states that may follow each state."""
 
@@ -70,10 +70,10 @@ class Lifecycle:
     __slots__ = ("pauses", "state")
 
     def __init__(self) -> None:
-        self.state = State.NEW
+        self.state = LifecycleState.NEW
         self.pauses = PauseReason.NONE
 
-    def move(self, to: State) -> None:
+    def move(self, to: LifecycleState) -> None:
         """Enter a state, without pauses. Raises ValueError when MOVES does not have the move."""
         if to not in MOVES[self.state]:
             raise ValueError(f"no move from {self.state.value} to {to.value}")
@@ -82,16 +82,16 @@ class Lifecycle:
 
     def pause(self, reason: PauseReason) -> None:
         """Add a pause. Raises ValueError unless the pair is open."""
-        if self.state is not State.OPEN:
+        if self.state is not LifecycleState.OPEN:
             raise ValueError(f"no pause {reason} when {self.state.value}")
         self.pauses |= reason
 
     def unpause(self, reason: PauseReason) -> bool:
         """End a pause, if there is one; return whether requests are to be read again."""
         self.pauses &= ~reason
-        return self.state is State.OPEN and not self.pauses
+        return self.state is LifecycleState.OPEN and not self.pauses
 
     @property
     def is_held_back(self) -> bool:
         """Whether it is the proxy that keeps the client waiting."""
-        return self.state is State.DIALLING or bool(self.pauses & HELD_BACK)
+        return self.state is LifecycleState.DIALLING or bool(self.pauses & HELD_BACK)

@@ -34,7 +34,7 @@ Step = Callable[[], None]
 T = TypeVar("T")
 
 
-class PacedSteps:
+class PacedStepScheduler:
     """Runs costly steps of all connections in their order, and accounts for their time.
 
     Addresses take turns: who asks for much delays mostly itself.

@@ -13,12 +13,12 @@ from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
 from proxy.relay.exchange import NO_ACKS, Exchange
+from proxy.relay.intercepted_frames import InterceptedFrames
 from proxy.relay.lane import Kind, Lane
 from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, Lifecycle, PauseReason
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession, Identification
-from proxy.relay.shown_frames import ShownFrames
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 from proxy.wire.produce import BrokerlessResponses
@@ -78,7 +78,7 @@ class PairState:
         """Sends on what is plain. None before there are both ends, and where it cannot."""
         self.kinds: list[Kind] = []
         """What it sends on, the latest first."""
-        self.shown = ShownFrames(services.unshown, self.close_failed)
+        self.shown = InterceptedFrames(services.unshown, self.close_failed)
         """What an interceptor is to see of what the lane has sent on."""
         self.shapes = BrokerlessResponses()
         """Of responses to Produce that name no broker."""

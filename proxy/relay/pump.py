@@ -37,7 +37,7 @@ TAKES_WITHOUT_TRYING = 256
 _scratch = memoryview(bytearray(PIPE_BYTES))
 
 
-class Wait(Enum):
+class WaitReason(Enum):
     """What a pump or a flow waits for."""
 
     READ = "read"
@@ -54,11 +54,11 @@ class Wait(Enum):
     """Nothing: the source's stream has ended."""
 
 
-READ, WRITE, TURN, PACED, OWNER, END, CLOSED = Wait
+READ, WRITE, TURN, PACED, OWNER, END, CLOSED = WaitReason
 """By themselves, for the path of every frame: from its class a member takes ten times as long."""
 
 
-class Pipe(NamedTuple):
+class PipeFds(NamedTuple):
     """The two ends of an empty pipe, both non-blocking."""
 
     read_fd: int
@@ -76,13 +76,13 @@ class PipePool:
     ) -> None:
         self._max_pipes = max_pipes
         self._refused = refused
-        self._idle: list[Pipe] = []
+        self._idle: list[PipeFds] = []
         self.open_pipes = 0
         """How many pipes exist, lent or idle."""
         self._takes_to_skip = 0
         self._is_told = False
 
-    def take(self) -> Pipe | None:
+    def take(self) -> PipeFds | None:
         """Lend a pipe; None when the limit is reached or the system gives no useful one."""
         if self._idle:
             return self._idle.pop()
@@ -102,7 +102,7 @@ class PipePool:
         self.open_pipes += 1
         return pipe
 
-    def give_back(self, pipe: Pipe, *, empty: bool) -> None:
+    def give_back(self, pipe: PipeFds, *, empty: bool) -> None:
         """Return a pipe to the pool. One that still holds bytes can't be used again."""
         if empty:
             self._idle.append(pipe)
@@ -117,9 +117,9 @@ class PipePool:
             self.give_back(self._idle.pop(), empty=False)
 
 
-def _open_pipe() -> Pipe:
+def _open_pipe() -> PipeFds:
     """Open a pipe. Raises OSError: no descriptors left, or too little pipe memory."""
-    pipe = Pipe(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
+    pipe = PipeFds(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
     try:
         fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     except OSError:  # over the user's share of pipe memory: what it has may do
@@ -142,7 +142,7 @@ class Pump:
         self._source = source
         self._sink = sink
         self._pool = pool
-        self._pipe: Pipe | None = None
+        self._pipe: PipeFds | None = None
         self._inside = 0
         self._held: bytes | memoryview = b""
         """What was read or given, and not sent."""
@@ -178,7 +178,7 @@ class Pump:
         self._held = unsent
         self.active = True
 
-    def run(self, budget: int) -> Wait | None:
+    def run(self, budget: int) -> WaitReason | None:
         """Move about `budget` bytes; return what the rest waits for, if any. Raises ChannelLost."""
         while self.flush():
             if not self.unread:

@@ -10,7 +10,7 @@ from functools import partial
 
 from structlog import get_logger
 
-from proxy.cluster.dial import handshake, tune
+from proxy.cluster.dial import handshake, set_socket_options
 from proxy.cluster.upstream import LOCAL, Address, UpstreamError
 from proxy.relay.brokers import Brokers
 from proxy.relay.channel import Channel, bound_buffers
@@ -170,7 +170,7 @@ class Relay:
             self._services.count_rejected(reason, **origin.about)
             return
         try:
-            tune(sock)
+            set_socket_options(sock)
         except OSError:  # gone already
             sock.close()
             return

@@ -19,7 +19,6 @@ from proxy.quota.meters import longest
 from proxy.relay.exchange import NO_ACKS, Exchange, RequestKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, READ_BYTES_LARGE, FrameFlow, new_scratch
 from proxy.relay.interceptor import ClientSentOn
-from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import (
     ANY_RESPONSE,
     KNOWN_RESPONSE,
@@ -32,8 +31,9 @@ from proxy.relay.lane import (
     add_plain_kind,
 )
 from proxy.relay.lifecycle import DRAINING, PauseReason
+from proxy.relay.memory_pool import UNCOUNTED_BYTES
 from proxy.relay.pair_state import PairState
-from proxy.relay.pump import CLOSED, END, OWNER, Wait
+from proxy.relay.pump import CLOSED, END, OWNER, WaitReason
 from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED
 from proxy.wire.apis import (
@@ -539,7 +539,7 @@ class RequestFlow(FrameFlow):
         kind = self._known_kind(memoryview(self.stash))
         return kind is not None and kind.acks == NO_ACKS
 
-    def _wait_paused(self) -> Wait | None:
+    def _wait_paused(self) -> WaitReason | None:
         """See FrameFlow. Until the client sends more, its end is watched for.
 
         Kafka appends what came before an orderly end: a Produce request waits its turn. In a drain

@@ -13,7 +13,7 @@ MOST_TOLD = 256
 """Resets told of in one round of the event loop."""
 
 
-class Resets:
+class ResetWatcher:
     """The sockets of all connections."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -11,11 +11,11 @@ from proxy.quota.meters import ThrottleTime, longest
 from proxy.relay.clients import FetchSample
 from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
-from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, PauseReason
+from proxy.relay.memory_pool import UNCOUNTED_BYTES
 from proxy.relay.pair_state import PairState
-from proxy.relay.pump import READ, Wait
+from proxy.relay.pump import READ, WaitReason
 from proxy.relay.session import ClientSession
 from proxy.wire.apis import (
     DESCRIBE_CONFIGS,
@@ -31,7 +31,6 @@ from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body_sta
 from proxy.wire.frames import INT32, MalformedResponse, check_whole, parse_response_head
 from proxy.wire.layout import Buffer, Steps
 from proxy.wire.rewrite import (
-    as_empty_broker,
     brokers_end,
     nowhere,
     raise_throttle_time,
@@ -39,6 +38,7 @@ from proxy.wire.rewrite import (
     set_throttle_time,
     tail_without_endpoints,
     without_addresses,
+    without_broker_data,
 )
 
 MAX_COLLECTED_BYTES = 64 << 20
@@ -171,7 +171,7 @@ class ResponseFlow(FrameFlow):
         """See FrameFlow."""
         return self._is_lane_open and not self._pair.own_answers and self._is_told_of_more
 
-    def _read(self) -> Wait | None:
+    def _read(self) -> WaitReason | None:
         """See FrameFlow. Between two frames an interceptor's own answers go out."""
         pair = self._pair
         if self._walker is None and pair.own_answers and pair.send_own_answer(self._send):
@@ -365,7 +365,7 @@ class ResponseFlow(FrameFlow):
             response = yield from without_addresses(version, response)
         if kind.plan.handling is Handling.PER_BROKER:
             if session.is_at_fallback:
-                response = yield from as_empty_broker(api_key, version, response)
+                response = yield from without_broker_data(api_key, version, response)
             return response
         is_hidden = (
             api_key == FIND_COORDINATOR

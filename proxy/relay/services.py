@@ -22,13 +22,13 @@ from proxy.quota.meter import LEASE_MS
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.abandoned import AbandonedRequests
 from proxy.relay.clients import ClientRegistry, ClientUsage, direction_of
-from proxy.relay.frames_to_show import FramesToShow
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import Interceptor
-from proxy.relay.kept_bytes import KeptBytes
 from proxy.relay.log_limiter import LogLimiter, OutageLog
-from proxy.relay.paced_steps import LoginPace, PacedSteps
+from proxy.relay.memory_pool import MemoryPool
+from proxy.relay.paced_steps import LoginPace, PacedStepScheduler
 from proxy.relay.pump import MAX_PIPES, PipePool
-from proxy.relay.resets import Resets
+from proxy.relay.resets import ResetWatcher
 from proxy.relay.steering import Steering
 from proxy.relay.timing import ApiTimes
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
@@ -121,19 +121,19 @@ class Services:
     topic_names: TopicNames = field(default_factory=TopicNames)
     """Of those that clients name by their ids."""
     connection_quotas: ConnectionQuotas = field(init=False)
-    paced_steps: PacedSteps = field(init=False)
-    kept_bytes: KeptBytes = field(init=False)
+    paced_steps: PacedStepScheduler = field(init=False)
+    kept_bytes: MemoryPool = field(init=False)
     outages: OutageLog = field(default_factory=lambda: OutageLog(_log.warning))
     log: LogLimiter = field(default_factory=lambda: LogLimiter(_log, clock_ms))
     """For all that a client can cause."""
     login_pace: LoginPace = field(default_factory=LoginPace)
     max_pipes: int = MAX_PIPES
     pipes: PipePool = field(init=False)
-    resets: Resets = field(init=False)
+    resets: ResetWatcher = field(init=False)
     abandoned: AbandonedRequests = field(init=False)
     times: dict[str, ApiTimes] = field(default_factory=dict)
     """The histograms of the APIs that were seen, by their names."""
-    unshown: FramesToShow = field(init=False)
+    unshown: InterceptQueue = field(init=False)
     """What the lane has sent on, and an interceptor is to see."""
     is_ending: bool = False
     """Whether all clients are drained, and come to another process then."""
@@ -141,13 +141,13 @@ class Services:
 
     def __post_init__(self) -> None:
         self.connection_quotas = ConnectionQuotas(self.quotas)
-        self.paced_steps = PacedSteps(self.loop)
-        self.kept_bytes = KeptBytes(self.loop, partial(self.log.warning, reason="no_room"))
+        self.paced_steps = PacedStepScheduler(self.loop)
+        self.kept_bytes = MemoryPool(self.loop, partial(self.log.warning, reason="no_room"))
         self.instruments.kept_bytes.set_function(lambda: self.kept_bytes.total)
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
-        self.resets = Resets(self.loop)
+        self.resets = ResetWatcher(self.loop)
         self.abandoned = AbandonedRequests(self.loop)
-        self.unshown = FramesToShow(self.loop.call_later)
+        self.unshown = InterceptQueue(self.loop.call_later)
         self.quotas.on_lent = self._await_leases
         no_pipe = partial(self.log.warning, "no pipe for splice, copying instead", reason="no_pipe")
         self.pipes = PipePool(self.max_pipes, lambda error: no_pipe(error=str(error)))

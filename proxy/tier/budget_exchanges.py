@@ -63,7 +63,7 @@ Rows = Sequence[Sequence[Any]]
 _log = get_logger(__name__)
 
 
-def lease_slot(entity: str) -> int:
+def lease_owner_slot(entity: str) -> int:
     """Return the slot whose owner leases what a budget, or a rule, has for all its clients.
 
     It is not that of a client with the same values.
@@ -249,7 +249,7 @@ class BudgetExchanges:
         since_ms = clock_ms() if known.keys() - named.keys() else self._made_ms
         self._leased = {
             name: _Leased(
-                *(lease_slot(rule.shared_entity), rate, guaranteed),
+                *(lease_owner_slot(rule.shared_entity), rate, guaranteed),
                 known[name].since_ms if name in known else since_ms,
             )
             for name, (rule, rate, guaranteed) in named.items()

@@ -59,7 +59,7 @@ class PeerError(Exception):
         """Whether it has answered the tier lately."""
 
 
-class AwayError(PeerError):
+class PeerDownError(PeerError):
     """Nobody listens at a member's port."""
 
 
@@ -123,7 +123,7 @@ class PeerClient:
         except aiohttp.ClientConnectorError as error:
             is_away = isinstance(error.os_error, ConnectionRefusedError)
             why = f"it can't be connected to: {error.os_error.strerror or error.os_error}"
-            raise (AwayError if is_away else PeerError)(to.name, why, was_sent=False) from None
+            raise (PeerDownError if is_away else PeerError)(to.name, why, was_sent=False) from None
         # RuntimeError: all connections were closed meanwhile.
         except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
             raise PeerError(to.name, f"it broke off: {error or type(error).__name__}") from None

@@ -19,8 +19,8 @@ from proxy.tier.peer_client import (
     LONG_ALIVE_PATH,
     LONG_S,
     RECORDS_PATH,
-    AwayError,
     PeerClient,
+    PeerDownError,
     PeerError,
     Target,
 )
@@ -149,7 +149,7 @@ class Peers:
         """
         try:
             await self._ask("GET", name, ALIVE_PATH)
-        except AwayError:
+        except PeerDownError:
             self._heard(name, math.inf)
             self._judge()
         except PeerError as error:

@@ -1,6 +1,6 @@
 """Measure what the clients of each slot take of a member, and say when that is news.
 
-All but `TierLoads` is sans-I/O: times are arguments, in seconds of one monotonic clock.
+All but `SlotLoadMonitor` is sans-I/O: times are arguments, in seconds of one monotonic clock.
 """
 
 import asyncio
@@ -164,7 +164,7 @@ def _title(client: ClientIdentity) -> str:
     return f"{user}client-id={client.client_id or ''}"
 
 
-class TierLoads:
+class SlotLoadMonitor:
     """Measures the loads of the slots that `ownership` has, by what `connections` move.
 
     When they are not what the group knows of them `request_rebalance` is called.

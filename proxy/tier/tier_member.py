@@ -35,7 +35,7 @@ from proxy.tier.peer_client import PeerClient, Target
 from proxy.tier.peers import Peers
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
-from proxy.tier.slot_loads import TierLoads
+from proxy.tier.slot_loads import SlotLoadMonitor
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotSteering
 from proxy.tier.visits import VisitExchanges
 
@@ -114,7 +114,7 @@ class TierMember:
             moves=metrics.slot_moves_total,
         )
         peers.on_silent = ownership.reroute
-        self._loads = TierLoads(ownership, slices, relay.list, self.request_rebalance)
+        self._loads = SlotLoadMonitor(ownership, slices, relay.list, self.request_rebalance)
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
         self.keep = ownership.keep
         self._steering = steering

@@ -55,7 +55,7 @@ class ObservedClient(NamedTuple):
 
 
 @dataclass(slots=True)
-class SeenSeries:
+class ObservedRates:
     """One direction of a client's traffic: its rates above 0 in bytes per second, to within 5 %."""
 
     example: ClientIdentity
@@ -79,7 +79,7 @@ class Observed:
     """What was seen; `max_clients`: further ones are only counted."""
 
     max_clients: int
-    by_client: dict[ObservedClient, dict[QuotaKind, SeenSeries]] = field(default_factory=dict)
+    by_client: dict[ObservedClient, dict[QuotaKind, ObservedRates]] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
     """Hashes of clients for whom there was no room; at most `max_clients` are counted."""
     unread: int = 0
@@ -125,7 +125,7 @@ class Observed:
         by_kind, kind = self.by_client.setdefault(client, {}), KIND_OF[record.direction]
         if (seen := by_kind.get(kind)) is None:
             example = ClientIdentity(record.listener, record.user, record.client_id)
-            seen = by_kind[kind] = SeenSeries(example)
+            seen = by_kind[kind] = ObservedRates(example)
             names = len(record.listener) + len(record.user or "") + len(record.client_id)
             self._kept_bytes += SERIES_BYTES + CHAR_BYTES * names
         seen.total_bytes += record.bytes

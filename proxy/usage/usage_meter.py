@@ -262,7 +262,7 @@ def hashed_name(key: bytes, name: str) -> str:
     return hmac.digest(key, name.encode(), "sha256").hex()
 
 
-class Metering:
+class UsageRecorder:
     """Takes rates and writes records of intervals that begin with the hour; `close` it in the end.
 
     `member` is who writes, `interval_s` how long an interval is; clocks are of the day, in seconds

@@ -50,7 +50,7 @@ class Handling(Enum):
     """Put the response, or its start, through `rewriting`: broker addresses, versions."""
     PER_BROKER = "per broker"
     """Nothing, but to settings `without_addresses`; at the fallback put it through
-    `as_empty_broker`: tools ask each broker, and add up."""
+    `without_broker_data`: tools ask each broker, and add up."""
     WALK = "walk"
     """Send it on through a `FetchWalker`, with a neutral tail."""
     REFUSE = "refuse"

@@ -477,7 +477,7 @@ _read_number = _number(read_uvarint)
 _read_tag_number = _number(read_uvarint, is_size=False)
 
 
-def usual_rows(head: Struct, replica_bytes: int) -> ReadRows:
+def partition_row_reader(head: Struct, replica_bytes: int) -> ReadRows:
     """Return how to read many partitions at once, of those that are like most of them.
 
     Such a one has no aborted transactions, less than 2 MiB of records, and no tagged fields. From
@@ -573,7 +573,7 @@ class _Form:
         self.read_rows: ReadRows | None = None
         """Reads the usual partitions; None where they are not written as it expects."""
         if self.is_tagged and not self.absent:
-            self.read_rows = usual_rows(self.head, self.replica_bytes)
+            self.read_rows = partition_row_reader(self.head, self.replica_bytes)
 
 
 fetch_form = cache(_Form)

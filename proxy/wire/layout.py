@@ -29,7 +29,7 @@ Steps: TypeAlias = Generator[None, None, _T]
 A message may have a million elements."""
 
 
-def all_of(steps: Generator[object, None, _T]) -> _T:
+def run_steps(steps: Generator[object, None, _T]) -> _T:
     """Take all steps at once; return what they return."""
     while True:
         try:

@@ -27,10 +27,10 @@ from proxy.wire.layout import (
     Buffer,
     RecordLayout,
     Steps,
-    all_of,
     read_tags,
     read_uvarint,
     response_layout,
+    run_steps,
     seek_end,
     skip_tags,
     tagged_response_layout,
@@ -119,7 +119,7 @@ def rewriting(
         return (yield from _applied(frame, edits)) if edits else frame
 
 
-def as_empty_broker(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
+def without_broker_data(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
     """Return a response to what is asked of each broker as one without any data has it, in steps.
 
     That broker is the fallback: no groups, no transactions, no replicas in its log dirs, and no
@@ -191,8 +191,10 @@ def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -
     frame = length + bytes(RESPONSE_HEADER_BYTES - LENGTH_BYTES) + rest
     check_whole(frame)
     with unreadable_is_malformed():
-        edits = all_of(_edits(API_VERSIONS, version, frame, nowhere, passes_unknown=passes_unknown))
-        return bytes(all_of(_applied(frame, edits))) if edits else None
+        edits = run_steps(
+            _edits(API_VERSIONS, version, frame, nowhere, passes_unknown=passes_unknown)
+        )
+        return bytes(run_steps(_applied(frame, edits))) if edits else None
 
 
 def nowhere(_node_id: int, _host: str, _port: int) -> None:

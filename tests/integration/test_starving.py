@@ -12,7 +12,7 @@ from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, message
 from support.scripted_broker import ScriptedBroker, body
 
-from proxy.relay.kept_bytes import MOST_BYTES
+from proxy.relay.memory_pool import MOST_BYTES
 from proxy.wire.apis import APIS, FIND_COORDINATOR, METADATA
 from proxy.wire.frames import RequestHead
 

@@ -20,7 +20,7 @@ from support.raw import RawClient, fetch, produce
 from support.tier import SETTLED_S, TierMachine, client_of, owner_of, tier_config, until_shared
 
 from examples.devkit.broker import EmbeddedBroker
-from proxy.tier.budget_exchanges import lease_slot
+from proxy.tier.budget_exchanges import lease_owner_slot
 from proxy.tier.slot_map import SLOTS
 
 RATE = 3_000_000
@@ -111,7 +111,7 @@ def records(kafka: EmbeddedBroker, topic: Callable[..., str]) -> str:
 
 def leasing_machine(machines: list[TierMachine], entity: str) -> TierMachine:
     """Return the machine that leases what clients share."""
-    slot = lease_slot(entity)
+    slot = lease_owner_slot(entity)
 
     def owner() -> TierMachine | None:
         members = json.loads(machines[0].get("/v1/tier")[1])["members"]

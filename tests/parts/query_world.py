@@ -10,7 +10,7 @@ from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import AcceptedReport, QueryRegistry
 from proxy.progress.report import ALL_QUERIES, QueryScope, Report
-from proxy.wire.layout import all_of
+from proxy.wire.layout import run_steps
 
 
 class QueryWorld(QuotaWorld):
@@ -34,7 +34,7 @@ class QueryWorld(QuotaWorld):
         self.prometheus.register(FigureCollector(tables, lambda: self.now_ms, 100))
 
     def accept_report(self, report: Report, scope: QueryScope = ALL_QUERIES) -> AcceptedReport:
-        accepted = all_of(self.registry.accepting(report, self.now_ms, self.now_s, scope=scope))
+        accepted = run_steps(self.registry.accepting(report, self.now_ms, self.now_s, scope=scope))
         self.backpressure.record_report(accepted, self.now_ms)
         return accepted
 

@@ -11,7 +11,7 @@ from relaylab import frames
 from relaylab.lab import Lab, open_lab, slow_client, turns, until
 
 from proxy.quota.entities import QuotaKind
-from proxy.relay.lifecycle import State
+from proxy.relay.lifecycle import LifecycleState
 from proxy.relay.services import Limits
 from proxy.wire.apis import FIND_COORDINATOR
 
@@ -32,7 +32,7 @@ async def dialling(lab: Lab):
     client = await lab.client()
     await client.send(frames.metadata_request(1))
     (connection,) = lab.relay.connections
-    await until(lambda: connection.life.state is not State.NEW)
+    await until(lambda: connection.life.state is not LifecycleState.NEW)
     return client, None
 
 

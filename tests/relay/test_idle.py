@@ -135,7 +135,7 @@ async def test_what_is_only_announced_takes_no_memory():
 
 
 async def test_the_start_of_a_long_header_needs_room(monkeypatch):
-    monkeypatch.setattr("proxy.relay.kept_bytes.MOST_OF_ADDRESS_BYTES", MAX_START_BYTES)
+    monkeypatch.setattr("proxy.relay.memory_pool.MOST_OF_ADDRESS_BYTES", MAX_START_BYTES)
     asked = frames.request(METADATA, 1, 1, pack(">i", 0), client_id="c" * 30_000)
     async with open_lab() as lab:
         kept_bytes = lab.services.kept_bytes

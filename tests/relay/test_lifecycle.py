@@ -4,10 +4,14 @@ from itertools import combinations
 
 import pytest
 
-from proxy.relay.lifecycle import HELD_BACK, UNANSWERED, Lifecycle, PauseReason, State
+from proxy.relay.lifecycle import HELD_BACK, UNANSWERED, Lifecycle, LifecycleState, PauseReason
 
-NEW, DIALLING, OPEN = State.NEW, State.DIALLING, State.OPEN
-DRAINING, LINGERING, CLOSED = State.DRAINING, State.LINGERING, State.CLOSED
+NEW, DIALLING, OPEN = LifecycleState.NEW, LifecycleState.DIALLING, LifecycleState.OPEN
+DRAINING, LINGERING, CLOSED = (
+    LifecycleState.DRAINING,
+    LifecycleState.LINGERING,
+    LifecycleState.CLOSED,
+)
 
 WAYS = {
     NEW: (),
@@ -38,7 +42,7 @@ PAUSES = (
 )
 
 
-def life_in(state: State) -> Lifecycle:
+def life_in(state: LifecycleState) -> Lifecycle:
     life = Lifecycle()
     for step in WAYS[state]:
         life.move(step)
@@ -51,7 +55,7 @@ def life_in(state: State) -> Lifecycle:
     [
         pytest.param(before, after, bool(allowed), id=f"{before.value}-{after.value}")
         for before, row in ALLOWED.items()
-        for after, allowed in zip(State, row, strict=True)
+        for after, allowed in zip(LifecycleState, row, strict=True)
     ],
 )
 def test_moves(before, after, allowed):
@@ -65,7 +69,7 @@ def test_moves(before, after, allowed):
         assert life.state is before
 
 
-@pytest.mark.parametrize("state", [state for state in State if state is not OPEN])
+@pytest.mark.parametrize("state", [state for state in LifecycleState if state is not OPEN])
 @pytest.mark.parametrize("pause", PAUSES)
 def test_only_an_open_pair_pauses(state, pause):
     life = life_in(state)
@@ -122,4 +126,4 @@ def test_whose_doing_a_pause_is(pause, held_back, unanswered):
 
 
 def test_the_proxy_keeps_the_client_waiting_while_it_dials():
-    assert [life_in(state).is_held_back for state in State] == [0, 1, 0, 0, 0, 0]
+    assert [life_in(state).is_held_back for state in LifecycleState] == [0, 1, 0, 0, 0, 0]

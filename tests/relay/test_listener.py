@@ -128,7 +128,7 @@ async def test_a_port_in_use():
 async def test_a_port_without_a_free_descriptor():
     with no_free_descriptor(), pytest.raises(ListenerError) as failed:
         SharedPorts().open("other", HOST, 0)
-    assert failed.value.fix == "raise the limit of open files (ulimit -n, LimitNOFILE=)"
+    assert failed.value.fix == "raise the limit of open files (ulimit -Hn, LimitNOFILE=)"
 
 
 @pytest.mark.parametrize(

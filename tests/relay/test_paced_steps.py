@@ -12,7 +12,7 @@ from relaylab.frames import fetch_request, fetch_response, metadata_request, met
 from relaylab.lab import LIMIT_S, open_lab, turns, until
 
 from proxy.relay.frame_flow import TURNS_OF_NEW
-from proxy.relay.paced_steps import MOST_S, ROUND_S, PacedSteps
+from proxy.relay.paced_steps import MOST_S, ROUND_S, PacedStepScheduler
 
 PIPELINING, PIPELINED = 10, 20
 MOST_IN_A_ROUND = 8
@@ -25,7 +25,7 @@ class Work:
     def __init__(self):
         self.now_s = 0.0
         self.done = []
-        self.steps = PacedSteps(asyncio.get_running_loop(), lambda: self.now_s)
+        self.steps = PacedStepScheduler(asyncio.get_running_loop(), lambda: self.now_s)
 
     def add(self, name, takes_s, address=""):
         def step():
@@ -194,7 +194,7 @@ async def test_all_who_ask_for_much_at_once_share_the_time_of_a_round():
             clock_s += MOST_S / 4
             return clock_s
 
-        lab.services.paced_steps = steps = PacedSteps(loop, clock)
+        lab.services.paced_steps = steps = PacedStepScheduler(loop, clock)
         pairs = [await lab.pair(fetch_request(0)) for _ in range(PIPELINING)]
         rounds, go_on = [0], steps.go_on
 

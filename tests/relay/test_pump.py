@@ -12,7 +12,7 @@ from relaylab.lab import Certificates, left_open_after, open_files
 
 from proxy.cluster.dial import handshake
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
-from proxy.relay.pump import SPLICE_MIN_BYTES, PipePool, Pump, Wait
+from proxy.relay.pump import SPLICE_MIN_BYTES, PipePool, Pump, WaitReason
 
 WAYS = ["splice", "copy", "tls source", "tls sink", "tls both"]
 MAX_STEPS = 100_000
@@ -145,7 +145,7 @@ def fill_up(bench: Bench, body_bytes: int) -> tuple[bytes, memoryview]:
     for _ in range(MAX_STEPS):
         given = bench.give(left[:100_000])
         left = left[given:]
-        if bench.pump.run(ANY_BUDGET) is Wait.WRITE and not given:
+        if bench.pump.run(ANY_BUDGET) is WaitReason.WRITE and not given:
             return sent, left
     raise AssertionError("the sink takes everything")
 
@@ -153,7 +153,7 @@ def fill_up(bench: Bench, body_bytes: int) -> tuple[bytes, memoryview]:
 def test_a_sink_that_takes_no_more(bench):
     sent, left = fill_up(bench, 64 << 20)
     unread = bench.pump.unread
-    assert bench.pump.run(ANY_BUDGET) is Wait.WRITE
+    assert bench.pump.run(ANY_BUDGET) is WaitReason.WRITE
     assert bench.pump.unread == unread
     received = []
     for _ in range(MAX_STEPS):
@@ -194,11 +194,11 @@ def test_the_source_ends_within_a_body(bench):
     for _ in range(MAX_STEPS):
         progress = bench.pump.run(ANY_BUDGET)
         received += bench.take(100_000)
-        if progress is Wait.CLOSED:
+        if progress is WaitReason.CLOSED:
             break
     while piece := bench.take(100_000):
         received += piece
-    assert progress is Wait.CLOSED
+    assert progress is WaitReason.CLOSED
     assert received == content(100_000)
 
 
@@ -210,7 +210,7 @@ def test_the_budget_lets_others_run(bench):
     for _ in range(MAX_STEPS):
         left = left[bench.give(left) :]
         progress = bench.pump.run(100_000)
-        stops += progress is Wait.TURN
+        stops += progress is WaitReason.TURN
         received += len(bench.take(1 << 20))
         if received == 1 << 20:
             break

@@ -9,7 +9,7 @@ from relaylab.lab import fast_client, open_lab
 
 from proxy.relay.frame_flow import FAIR_FRAMES, READ_BYTES
 from proxy.relay.lifecycle import PauseReason
-from proxy.relay.pump import Wait
+from proxy.relay.pump import WaitReason
 from proxy.wire.apis import FETCH, LIST_OFFSETS, METADATA
 
 VERSION = 12
@@ -153,8 +153,8 @@ async def test_many_small_frames_in_one_read_let_others_run_in_between():
         await asyncio.sleep(0.1)  # all of it is in the kernel now
         waits = []
         connection.unpause(PauseReason.MUTED)
-        while flow.stash or flow.wait is Wait.TURN:
+        while flow.stash or flow.wait is WaitReason.TURN:
             waits.append(flow.wait)
             await asyncio.sleep(0)
-        assert waits.count(Wait.TURN) >= len(short) // FAIR_FRAMES - 1
+        assert waits.count(WaitReason.TURN) >= len(short) // FAIR_FRAMES - 1
         assert [await broker.frame() for _ in short] == short

@@ -12,7 +12,7 @@ from relaylab.topic_frames import BY_NAME, fetched
 
 from proxy.relay.frame_flow import READ_BYTES
 from proxy.relay.interceptor import InterceptedRequest
-from proxy.relay.kept_bytes import UNCOUNTED_BYTES
+from proxy.relay.memory_pool import UNCOUNTED_BYTES
 from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.requests import MAX_SEEN_ASK_BYTES
 from proxy.wire.apis import FETCH

@@ -71,7 +71,7 @@ async def test_a_handshake_that_is_not_done_is_silent(certificates):
 
 async def test_one_that_waits_to_be_welcomed_is_silent(monkeypatch):
     async with open_lab(limits=FULL) as lab:
-        monkeypatch.setattr("proxy.relay.paced_steps.PacedSteps.has_time", False)
+        monkeypatch.setattr("proxy.relay.paced_steps.PacedStepScheduler.has_time", False)
         steps = lab.services.paced_steps
         monkeypatch.setattr(steps, "_begin_round", lambda: None)
         for _ in range(4):
@@ -90,7 +90,7 @@ async def test_one_that_waits_to_be_welcomed_is_silent(monkeypatch):
 
 async def test_one_that_was_not_read_from_yet_is_not_silent(monkeypatch):
     async with open_lab(limits=Limits(max_connections=1)) as lab:
-        monkeypatch.setattr("proxy.relay.paced_steps.PacedSteps.has_time", False)
+        monkeypatch.setattr("proxy.relay.paced_steps.PacedStepScheduler.has_time", False)
         steps = lab.services.paced_steps
         monkeypatch.setattr(steps, "_begin_round", lambda: None)
         first = await lab.silent_client()

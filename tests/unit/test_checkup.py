@@ -11,10 +11,10 @@ import yaml
 
 from proxy.config import load_config
 from proxy.onboarding.checkup import (
-    AdminSight,
+    AdminProbe,
     Finding,
     Judgement,
-    ListenerSight,
+    ListenerProbe,
     check_query,
     query_or_unlisted,
 )
@@ -59,7 +59,7 @@ STATUS: Mapping[str, Any] = {
     "config_loads": [{"result": "ok", "message": "in force"}],
     "throttling": {"paused": [], "scheduled": []},
 }
-ADMIN = AdminSight(
+ADMIN = AdminProbe(
     url="http://127.0.0.1:9644",
     token_file="spark-token",
     status=STATUS,
@@ -68,7 +68,7 @@ ADMIN = AdminSight(
     queries=(PROGRESS,),
     refused_reports={},
 )
-LISTENER = ListenerSight("default", "h:19092", brokers={"h:19101": None}, topics={"orders": 0})
+LISTENER = ListenerProbe("default", "h:19092", brokers={"h:19101": None}, topics={"orders": 0})
 
 
 @pytest.fixture
@@ -76,8 +76,8 @@ def check(tmp_path: Path) -> Callable[..., list[Finding]]:
     def findings(
         config: str = CONFIG,
         name: str = NAME,
-        admin: AdminSight = ADMIN,
-        listener: ListenerSight = LISTENER,
+        admin: AdminProbe = ADMIN,
+        listener: ListenerProbe = LISTENER,
     ) -> list[Finding]:
         file = tmp_path / "proxy.yaml"
         file.write_text(config)
@@ -132,7 +132,7 @@ FAR_RULE = CONFIG.replace("client-id: orders", "client-id: reports")
 OTHER_RULES = {"file_rules": frozenset({"client-id=Orders", "client-id=<default>"})}
 BLANK_RULES = {"file_rules": frozenset({"client-id=orders ", "client-id=<default>"})}
 FAR_RULES = {"file_rules": frozenset({"client-id=reports", "client-id=<default>"})}
-AWAY = AdminSight("http://127.0.0.1:9644", failure="http://127.0.0.1:9644 does not answer: refused")
+AWAY = AdminProbe("http://127.0.0.1:9644", failure="http://127.0.0.1:9644 does not answer: refused")
 
 CASES: dict[str, tuple[dict[str, Any], Judgement, str, list[str]]] = {
     "no rule for it": (
@@ -215,7 +215,7 @@ CASES: dict[str, tuple[dict[str, Any], Judgement, str, list[str]]] = {
         ["reports need none"],
     ),
     "a listener that does not answer": (
-        {"listener": ListenerSight("default", "h:19092", failure="h:19092: refused")},
+        {"listener": ListenerProbe("default", "h:19092", failure="h:19092: refused")},
         *(WRONG, "listener default"),
         ["clients are told h:19092, and from here h:19092: refused", "advertised_host"],
     ),
@@ -225,7 +225,7 @@ CASES: dict[str, tuple[dict[str, Any], Judgement, str, list[str]]] = {
         ["h:19102: refused", "broker_ports"],
     ),
     "a listener that is not asked further": (
-        {"listener": ListenerSight("default", "h:19092", unasked="it speaks TLS")},
+        {"listener": ListenerProbe("default", "h:19092", unasked="it speaks TLS")},
         *(OK, "listener default"),
         ["were not asked for: it speaks TLS"],
     ),

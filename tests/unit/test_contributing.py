@@ -29,7 +29,7 @@ from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.meters import OF_SENSORS
-from proxy.wire.layout import all_of
+from proxy.wire.layout import run_steps
 
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = ROOT / "docs" / "contributing.md"
@@ -65,7 +65,7 @@ def _progress() -> ProgressCollector:
         driver.document("started", trigger=trigger),
         driver.document("progress", batch=batch),
     ):
-        accepted = all_of(queries.accepting(parsed(report), 0.0, 0.0))
+        accepted = run_steps(queries.accepting(parsed(report), 0.0, 0.0))
     accepted.query.advise(EventKind.INTERVAL, "another one", 0.0)
     learn_end(queries, "orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)

@@ -22,15 +22,15 @@ from proxy.wire.apis import (
     schema_of,
 )
 from proxy.wire.frames import MalformedResponse, check_whole
-from proxy.wire.layout import STEP_ELEMENTS, all_of
+from proxy.wire.layout import STEP_ELEMENTS, run_steps
 from proxy.wire.rewrite import (
     FALLBACK_NODE_ID,
-    as_empty_broker,
     brokers_end,
     raise_throttle_time,
     rewriting,
     set_throttle_time,
     without_addresses,
+    without_broker_data,
 )
 
 TOLD = ("proxy.example", 19100)
@@ -53,7 +53,7 @@ NO_CONTROLLERS = {"endpoint_type": 1}
 def rewrite_response(api_key, version, frame, advertise, **settings):
     """Take all steps with a frame that is whole."""
     check_whole(frame)
-    return all_of(rewriting(api_key, version, frame, advertise, **settings))
+    return run_steps(rewriting(api_key, version, frame, advertise, **settings))
 
 
 def same(_node, host, port):
@@ -477,7 +477,7 @@ def test_what_is_asked_of_each_broker_is_emptied_and_nothing_else(filler, api_ke
         for name in (str(FALLBACK_NODE_ID), "1"):
             values = {"resource_type": BROKER, "resource_name": name}
             frame = filler(seed, unknown_tags=True, values=values).response(api_key, version)
-            changed = whole(as_empty_broker(api_key, version, frame))
+            changed = whole(without_broker_data(api_key, version, frame))
             check_whole(changed)
             expected = expected_of_an_empty_broker(decode(api_key, version, frame))
             assert decode(api_key, version, changed) == expected

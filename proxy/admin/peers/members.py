@@ -83,7 +83,7 @@ class Answers:
         return self.replies[0]
 
 
-class Members:
+class PeerFanOut:
     """Asks the members: all at once, or one of them.
 
     All are asked for themselves alone, so that no request goes in a circle; with bounds on time,

@@ -75,12 +75,12 @@ Part = Callable[[MemberDocuments], Document]
 """Gives some fields of a merged document."""
 
 
-def values(**combines: Combine) -> Part:
+def combine_fields(**combines: Combine) -> Part:
     """Return the part that combines the values of some fields."""
     return lambda told: {key: combine(told.values(key)) for key, combine in combines.items()}
 
 
-def joined(
+def merge_same_rows(
     rows: Iterable[Row], identity: Callable[[Row], Hashable], model: Model[Any]
 ) -> list[Row]:
     """Return one row for those of each identity, which the row of its owner begins.
@@ -107,7 +107,7 @@ LISTENER = Model[Any]("connections: how many are open", {}, {"connections": sum}
 UNMERGED = Model[Any]("member: where it is", {})
 
 
-def rows(
+def join_rows(
     key: str,
     identity: Callable[[Row], Hashable] = id,
     model: Model[Any] = UNMERGED,
@@ -127,7 +127,7 @@ def rows(
     def part(told: MemberDocuments) -> Document:
         page = told.page if walked_by else ListPage(told.page.limit if most is None else most)
         key_of = walked_by or (lambda _: ())
-        found = PagedRows(page, key_of, urgency, joined(told.rows(key), identity, model))
+        found = PagedRows(page, key_of, urgency, merge_same_rows(told.rows(key), identity, model))
         shown = [{name: row[name] for name in row if name not in left_off} for row in found.rows()]
         return {key: shown, **found.next(*told.nexts())}
 
@@ -157,7 +157,7 @@ def _urgency(group: Sequence[Row]) -> tuple[bool, float]:
 def merged_clients(told: MemberDocuments) -> Document:
     """Return `clients`, those of the page. A sensor that several members have is one row."""
     groups: dict[Hashable, list[Row]] = {}
-    for row in joined(told.rows("clients"), _sensor_of, CLIENT):
+    for row in merge_same_rows(told.rows("clients"), _sensor_of, CLIENT):
         groups.setdefault(row.get("group", _sensor_of(row)), []).append(row)
     found = PagedRows(told.page, lambda each: min(map(_key_of, each)), _urgency, groups.values())
     for group in groups.values():
@@ -267,8 +267,8 @@ def _merged_loads(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[Document
 def _boundless(walked_by: Callable[[Row], Key] | None = None) -> Sequence[Part]:
     """Return the parts of clients without a bound: how many, and a list."""
     return (
-        values(unbounded=sum),
-        rows(
+        combine_fields(unbounded=sum),
+        join_rows(
             *("unbounded_clients", client_key, UNBOUNDED),
             urgency=lambda row: row["rate"] or 0.0,
             walked_by=walked_by,
@@ -277,7 +277,7 @@ def _boundless(walked_by: Callable[[Row], Key] | None = None) -> Sequence[Part]:
 
 
 def _budgets(walked_by: Callable[[Row], Key] | None = None) -> Part:
-    return rows("budgets", _rate_of, BUDGET, left_off=(MEMBER, "members"), walked_by=walked_by)
+    return join_rows("budgets", _rate_of, BUDGET, left_off=(MEMBER, "members"), walked_by=walked_by)
 
 
 _CLIENTS: Sequence[Part] = (merged_clients, _budgets(), *_boundless())
@@ -286,7 +286,7 @@ _SENSORS = dict.fromkeys(("bounded", "throttled", "held"), sum)
 
 TABLES: Mapping[str, Sequence[Part]] = {
     "/v1/status": (
-        values(
+        combine_fields(
             uptime_s=max,
             cluster_answers=all,
             delay_queues=summed,
@@ -298,28 +298,28 @@ TABLES: Mapping[str, Sequence[Part]] = {
         ),
         *_CLIENTS,
         # The members of a machine listen at one address; another machine has another one.
-        rows(
+        join_rows(
             "listeners",
             itemgetter("name", "host", "port"),
             LISTENER,
             **_SHORT,
         ),
-        rows("certificates", itemgetter("section", "file"), **_SHORT),
-        rows("queries", urgency=query_urgency, most=MAX_QUERY_SUMMARIES),
-        rows("pipelines", urgency=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
+        join_rows("certificates", itemgetter("section", "file"), **_SHORT),
+        join_rows("queries", urgency=query_urgency, most=MAX_QUERY_SUMMARIES),
+        join_rows("pipelines", urgency=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
         _readiness,
         _figures,
     ),
-    "/v1/clients": (values(total=sum), *_CLIENTS),
+    "/v1/clients": (combine_fields(total=sum), *_CLIENTS),
     "/v1/unbounded": _boundless(unbounded_cursor_key),
-    "/v1/budgets": (values(total=max), _budgets(_rate_of)),
-    CLIENTS_PATH + ANY_NAME: (rows("quotas", _sensor_of, CLIENT, most=_MOST),),
+    "/v1/budgets": (combine_fields(total=max), _budgets(_rate_of)),
+    CLIENTS_PATH + ANY_NAME: (join_rows("quotas", _sensor_of, CLIENT, most=_MOST),),
     "/v1/connections": (
-        values(total=sum, held=sum, matching=sum),
+        combine_fields(total=sum, held=sum, matching=sum),
         _connections,
     ),
     "/v1/progress": (_merged_progress,),
-    "/v1/pipelines": (rows("pipelines", walked_by=lambda row: (row["name"],)),),
+    "/v1/pipelines": (join_rows("pipelines", walked_by=lambda row: (row["name"],)),),
     LOG_LEVEL_PATH: (_levels,),
 }
 """By paths; what no part of a table gives is the leader's."""

@@ -31,7 +31,7 @@ from proxy.admin.pages import LISTS, ListPage, page_of
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
-    Members,
+    PeerFanOut,
     Question,
     forwarded,
     member_lost_error,
@@ -72,7 +72,7 @@ class TierAnswers:
     """The handlers."""
 
     def __init__(self, tier: TierMember, parts: AdminParts) -> None:
-        self._members = Members(tier)
+        self._members = PeerFanOut(tier)
         self._tier, self._parts = tier, parts
         self._long_answers = asyncio.Semaphore(LONG_ANSWERS)
         """To be held while documents of megabytes are in memory."""

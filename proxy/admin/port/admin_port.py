@@ -21,7 +21,7 @@ from proxy.cluster.dial import handshake
 from proxy.cluster.tls_socket import TlsSocket
 from proxy.config.models import AdminSection
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
-from proxy.relay.paced_steps import PacedSteps
+from proxy.relay.paced_steps import PacedStepScheduler
 
 ADMIN_ACCEPTS_PER_TURN = 4
 """Connections taken before others run: each costs as much as some requests of clients."""
@@ -230,7 +230,7 @@ class AdminPort:
         self.tls = tls
         """What new connections are shown."""
         self._loop = asyncio.get_running_loop()
-        self.steps = PacedSteps(self._loop)
+        self.steps = PacedStepScheduler(self._loop)
         self._sockets: list[socket.socket] = []
         self._connections: dict[object, AdminTransport] = {}
         """By their protocols of HTTP; those first that asked for nothing for longest."""

@@ -118,7 +118,7 @@ def sound_records(messages: DataFrame) -> DataFrame:
     return found.fillna(0, list(_COUNTS)).withColumn("day", utc_day("end_ms"))
 
 
-def store(messages: DataFrame, folder: str) -> StoredCounts:
+def append_messages(messages: DataFrame, folder: str) -> StoredCounts:
     """Append the messages of a topic to the Parquet files below a folder, each record once.
 
     What is there already is left out, so a batch may be stored again after any crash, from another

@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from .command_line import KeyValues, UsageInputError, run_program
-from .record_frames import find_path, store
+from .record_frames import append_messages, find_path
 
 USAGE_NAME = "quota-proxy-usage"
 """Of the topic, the query and its client."""
@@ -140,7 +140,7 @@ def _store(batch: DataFrame, number: int, out: str, writer: SoleWriter) -> None:
         raise RuntimeError(f"{out}: another query writes to it now, as this one seemed to be dead")
     # Off in the session of a query: here there is no state whose partitions it would move.
     batch.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
-    stored = store(batch, out)
+    stored = append_messages(batch, out)
     if any(stored):
         text = f"{stored.records} records, {stored.doubles} doubles, {stored.rejected} rejected"
         sys.stdout.write(f"batch {number}: {text}\n")

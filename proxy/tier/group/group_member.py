@@ -28,14 +28,14 @@ from .group_protocol import (
     NO_MEMBER_ID,
     PROTOCOL_TYPE,
     REBALANCE_IN_PROGRESS,
-    Meaning,
+    ErrorAction,
+    action_for_error,
     describe_request,
     explain_refusal,
     heartbeat_request,
     join_request,
     leave_request,
     list_request,
-    meaning_of,
     sync_request,
 )
 from .slot_states import SlotStates
@@ -363,9 +363,9 @@ class GroupMember:
     def _heard(self, error_code: int, fence: GroupFence, sent_s: float) -> None:
         if fence.member_id != self.fence.member_id:
             return  # it was about a place that we had before
-        meaning = meaning_of(error_code)
+        meaning = action_for_error(error_code)
         is_in_round = self._round is not None
-        if meaning is Meaning.REJOIN:
+        if meaning is ErrorAction.REJOIN:
             # With a generation that is over, the coordinator did not begin the session anew.
             if error_code == REBALANCE_IN_PROGRESS:
                 self._session.extend(sent_s)
@@ -375,7 +375,7 @@ class GroupMember:
             self._session.extend(sent_s)
             if not is_in_round and self.refusal is None:
                 self._session.set_problem(None)
-        elif meaning is Meaning.UNKNOWN:
+        elif meaning is ErrorAction.UNKNOWN:
             self._interrupt()
             self._wanted.set()
 
@@ -426,22 +426,22 @@ class GroupMember:
 
         Raises MembershipError for one that stays, UpstreamError and RefusedError for others.
         """
-        meaning = meaning_of(error_code)
-        if meaning is Meaning.FINE:
+        meaning = action_for_error(error_code)
+        if meaning is ErrorAction.FINE:
             return True
-        if meaning is Meaning.REJOIN:
+        if meaning is ErrorAction.REJOIN:
             return False
         text = explain_refusal(error_code, self.fence, self._session_timeout_s)
-        if meaning is Meaning.UNKNOWN:
+        if meaning is ErrorAction.UNKNOWN:
             if member_id == self.fence.member_id:
                 self._forget_place()
                 self._lose(text)
             return False
-        if meaning is Meaning.NEVER:
+        if meaning is ErrorAction.NEVER:
             self._lose(text)
             self._session.set_problem(text)
             raise MembershipError(text)
-        if meaning is Meaning.MOVED:
+        if meaning is ErrorAction.MOVED:
             raise UpstreamError(NOT_READY, f"the coordinator is not ready: {text}")
         raise RefusedError(text, error_code)
 

@@ -33,7 +33,7 @@ FENCED_INSTANCE_ID = 82
 GROUP_MAX_SIZE_REACHED = 81
 
 
-class Meaning(Enum):
+class ErrorAction(Enum):
     """What an error code asks us to do."""
 
     FINE = auto()
@@ -50,26 +50,26 @@ class Meaning(Enum):
     settings: stop."""
 
 
-_MEANINGS: Mapping[int, Meaning] = {
-    0: Meaning.FINE,
-    errors.CoordinatorNotAvailableError.errno: Meaning.MOVED,
-    errors.CoordinatorLoadInProgressError.errno: Meaning.MOVED,
-    errors.NotCoordinatorError.errno: Meaning.MOVED,
-    errors.RequestTimedOutError.errno: Meaning.MOVED,
-    REBALANCE_IN_PROGRESS: Meaning.REJOIN,
-    errors.IllegalGenerationError.errno: Meaning.REJOIN,
-    MEMBER_ID_REQUIRED: Meaning.REJOIN,
-    errors.UnknownMemberIdError.errno: Meaning.UNKNOWN,
-    FENCED_INSTANCE_ID: Meaning.NEVER,
-    errors.InconsistentGroupProtocolError.errno: Meaning.NEVER,
-    errors.InvalidGroupIdError.errno: Meaning.NEVER,
-    errors.InvalidSessionTimeoutError.errno: Meaning.NEVER,
+_MEANINGS: Mapping[int, ErrorAction] = {
+    0: ErrorAction.FINE,
+    errors.CoordinatorNotAvailableError.errno: ErrorAction.MOVED,
+    errors.CoordinatorLoadInProgressError.errno: ErrorAction.MOVED,
+    errors.NotCoordinatorError.errno: ErrorAction.MOVED,
+    errors.RequestTimedOutError.errno: ErrorAction.MOVED,
+    REBALANCE_IN_PROGRESS: ErrorAction.REJOIN,
+    errors.IllegalGenerationError.errno: ErrorAction.REJOIN,
+    MEMBER_ID_REQUIRED: ErrorAction.REJOIN,
+    errors.UnknownMemberIdError.errno: ErrorAction.UNKNOWN,
+    FENCED_INSTANCE_ID: ErrorAction.NEVER,
+    errors.InconsistentGroupProtocolError.errno: ErrorAction.NEVER,
+    errors.InvalidGroupIdError.errno: ErrorAction.NEVER,
+    errors.InvalidSessionTimeoutError.errno: ErrorAction.NEVER,
 }
 
 
-def meaning_of(error_code: int) -> Meaning:
+def action_for_error(error_code: int) -> ErrorAction:
     """Return what to do about an error code; LATER for one that we do not expect."""
-    return _MEANINGS.get(error_code, Meaning.LATER)
+    return _MEANINGS.get(error_code, ErrorAction.LATER)
 
 
 def explain_refusal(error_code: int, fence: GroupFence, session_timeout_s: float) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from proxy.relay.paced_steps import MOST_S, PacedSteps
+from proxy.relay.paced_steps import MOST_S, PacedStepScheduler
 
 
 class Rounds:
@@ -29,7 +29,7 @@ class BusyRound:
     def __init__(self, lab):
         self.now_s = 0.0
         self._rounds = Rounds()
-        self.steps = PacedSteps(self._rounds, lambda: self.now_s)
+        self.steps = PacedStepScheduler(self._rounds, lambda: self.now_s)
         lab.services.paced_steps = self.steps
 
     def begin(self):

@@ -5,13 +5,13 @@ import pytest
 from proxy.backpressure.query_advice import advise
 from proxy.progress.events import EventKind, ProgressEvent
 from proxy.progress.query import LastBatch, QueryProgress
-from proxy.progress.report import TriggerReport
+from proxy.progress.report import ReportedTrigger
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
 
 BOUNDS = {QuotaKind.CONSUMER_BYTE_RATE: 1e6}
 TWO_SECONDS = AdaptiveBound(batch_interval_ms=2000.0)
-EACH_TWO_SECONDS = TriggerReport(kind="processing_time", interval_ms=2000.0)
+EACH_TWO_SECONDS = ReportedTrigger(kind="processing_time", interval_ms=2000.0)
 
 
 def ignore(*_: object) -> None: ...
@@ -112,7 +112,7 @@ def test_a_query_that_nobody_names_may_be_meant_to_read_past_the_proxy(
         pytest.param(EACH_TWO_SECONDS, 2000.0, {}, id="the same"),
         pytest.param(None, 2000.0, {}, id="not known"),
         pytest.param(
-            TriggerReport(kind="processing_time", interval_ms=0), 2000.0, {}, id="no interval"
+            ReportedTrigger(kind="processing_time", interval_ms=0), 2000.0, {}, id="no interval"
         ),
         pytest.param(
             EACH_TWO_SECONDS,
@@ -124,13 +124,13 @@ def test_a_query_that_nobody_names_may_be_meant_to_read_past_the_proxy(
             id="another",
         ),
         pytest.param(
-            TriggerReport(kind="continuous", interval_ms=1000), 2000.0, {"trigger": "no batch"}
+            ReportedTrigger(kind="continuous", interval_ms=1000), 2000.0, {"trigger": "no batch"}
         ),
-        pytest.param(TriggerReport(kind="available_now"), 2000.0, {"trigger": "availableNow"}),
-        pytest.param(TriggerReport(kind="once"), 2000.0, {"trigger": "the trigger once"}),
-        pytest.param(TriggerReport(kind="real_time"), 2000.0, {"trigger": "real-time trigger"}),
-        pytest.param(TriggerReport(kind="whenever"), 2000.0, {"trigger": "not known to this"}),
-        pytest.param(TriggerReport(kind="once"), None, {}, id="no rule is adaptive"),
+        pytest.param(ReportedTrigger(kind="available_now"), 2000.0, {"trigger": "availableNow"}),
+        pytest.param(ReportedTrigger(kind="once"), 2000.0, {"trigger": "the trigger once"}),
+        pytest.param(ReportedTrigger(kind="real_time"), 2000.0, {"trigger": "real-time trigger"}),
+        pytest.param(ReportedTrigger(kind="whenever"), 2000.0, {"trigger": "not known to this"}),
+        pytest.param(ReportedTrigger(kind="once"), None, {}, id="no rule is adaptive"),
     ],
 )
 def test_the_trigger(trigger, interval_ms, expected):
@@ -142,7 +142,7 @@ def test_the_trigger(trigger, interval_ms, expected):
 
 
 def test_of_several_rules_that_of_the_client_tells_the_interval():
-    query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000))
+    query = make(trigger=ReportedTrigger(kind="processing_time", interval_ms=9000))
     rules = [rule(user="alice"), rule(adaptive=AdaptiveBound(batch_interval_ms=9000.0))]
     assert "write batch_interval: 9s" in find(query, *rules)["interval"]  # which is not known yet
     assert find(query, *rules, identity=ClientIdentity("default", None, "etl")) == {}
@@ -151,7 +151,7 @@ def test_of_several_rules_that_of_the_client_tells_the_interval():
 
 def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     events: list[ProgressEvent] = []
-    trigger = TriggerReport(kind="processing_time", interval_ms=9000)
+    trigger = ReportedTrigger(kind="processing_time", interval_ms=9000)
     query = make(trigger=trigger, on_event=events.append)
     two, three, nine = (
         rule(adaptive=AdaptiveBound(batch_interval_ms=interval_ms))

@@ -15,8 +15,8 @@ from proxy.pipeline.nodes import (
     IDLE_SHARE,
     NOBODY_LEFT,
     Controller,
-    Direction,
     NodeHold,
+    RateChange,
     delay_ms,
     slowed,
 )
@@ -24,7 +24,7 @@ from proxy.state import Record
 
 NODE = source("up", "a", step=50.0)
 SLOWER = source("up", "a", normal_rate=300.0, step=50.0)
-LESS, MORE = Direction.DECREASE, Direction.INCREASE
+LESS, MORE = RateChange.DECREASE, RateChange.INCREASE
 
 DELAYS = {
     "first request": (1_000, 400, 0, 1.5, 400),
@@ -55,10 +55,10 @@ class Run:
         self.now_ms = 0.0
         self.dead: set[str] = set()
 
-    def ask(self, name: str, direction: Direction, rate: float) -> None:
+    def ask(self, name: str, direction: RateChange, rate: float) -> None:
         self.up.ask(name, direction, rate, 1.0, name)
 
-    def period(self, *asked: tuple[str, Direction, float]) -> bool:
+    def period(self, *asked: tuple[str, RateChange, float]) -> bool:
         for each in asked:
             self.ask(*each)
         self.now_ms += PERIOD_MS
@@ -252,7 +252,7 @@ def test_changed_settings_bound_the_rate_and_leave_out_stages_that_are_gone():
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(Direction),
+            st.sampled_from(RateChange),
             st.floats(0, 1e18) | st.just(math.inf),
             st.sampled_from(["one", "two"]),
         ),

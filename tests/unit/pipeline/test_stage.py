@@ -5,10 +5,10 @@ import math
 import pytest
 from pipeline_parts import stage
 
-from proxy.pipeline.nodes import SILENT_MS, Direction, NodeHold, RateMeter, Stage
+from proxy.pipeline.nodes import SILENT_MS, NodeHold, RateChange, RateMeter, Stage
 
 SETTINGS = stage("s", "a", "b c", band=(50.0, 150.0))
-LESS, MORE = Direction.DECREASE, Direction.INCREASE
+LESS, MORE = RateChange.DECREASE, RateChange.INCREASE
 
 
 class Run:
@@ -20,7 +20,7 @@ class Run:
         self.stage.sample(self.total, self.now_ms)
         self.holds = holds
 
-    def period(self, rates: str, lag: int | None = None) -> Direction | None:
+    def period(self, rates: str, lag: int | None = None) -> RateChange | None:
         for rate in map(float, rates.split()):
             self.now_ms += 1_000
             self.total += rate

@@ -7,7 +7,7 @@ from parts.reports import ReportingDriver, parsed, uuid
 
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query import LIVE_MS
-from proxy.progress.report_turns import ReportTurns
+from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_AGE_MS
 from proxy.queries.following import FollowingContext
@@ -33,7 +33,7 @@ class AnsweringWorld(QueryWorld):
             *((), self.registry, self.backpressure, self.quotas, self.instruments),
             on_change=lambda: None,
         )
-        turns = ReportTurns(Slices())
+        turns = ReportScheduler(Slices())
         self.following = FollowingContext(
             self.registry, self.backpressure, self.names, self.quotas, pipelines, turns
         )

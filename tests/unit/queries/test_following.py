@@ -8,12 +8,12 @@ from parts.lookups import LOOKUP_VERSION, lookup_answer, lookup_request
 from parts.query_world import QueryWorld, configured
 
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
-from proxy.progress.report_turns import ReportTurns
+from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import SLICES_MS, FollowingContext
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
-from proxy.relay.frames_to_show import FramesToShow
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.slices import SLICE_S, Slices
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
@@ -55,8 +55,8 @@ class FollowingWorld(QueryWorld):
         super().__init__(*map(bounded, adaptive))
         self.open_queries(configured(*queries))
         self.appends = Appends(*writers)
-        self.unshown = FramesToShow(lambda *_: None)
-        names, turns = TopicNames(), ReportTurns(Slices(slice_s))
+        self.unshown = InterceptQueue(lambda *_: None)
+        names, turns = TopicNames(), ReportScheduler(Slices(slice_s))
         self.following = FollowingContext(
             *(self.registry, self.backpressure, names, self.quotas, self.appends, turns),
             lambda: self.unshown,

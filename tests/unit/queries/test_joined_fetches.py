@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from parts.bare_lane import BareLane
 from unit.queries.test_following import FollowingWorld
 
-from proxy.relay.frames_to_show import FramesToShow
+from proxy.relay.intercept_queue import InterceptQueue
+from proxy.relay.intercepted_frames import InterceptedFrames
 from proxy.relay.lane import Lane
-from proxy.relay.shown_frames import ShownFrames
 from proxy.wire.apis import APIS, FETCH, plan_of
 from proxy.wire.frames import parse_request_head
 
@@ -52,7 +52,7 @@ class Consumer:
         world = FollowingWorld(queries=["c"], adaptive=["c"])
         world.following.names.known[TOPIC_ID.bytes] = TOPIC
         self.query, self.client = world.registry.query_of("c"), world.client()
-        self.shown = ShownFrames(FramesToShow(lambda *_: None), self.failed)
+        self.shown = InterceptedFrames(InterceptQueue(lambda *_: None), self.failed)
         self.lane = BareLane(self.shown)
         self.kind = None
         self.number = self.offset = self.asked_of = 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from unit.queries.test_following import FollowingWorld
 
 from proxy.queries.joined_fetches import ROW_BYTES
-from proxy.relay.frames_to_show import MOST_UNSHOWN_BYTES
+from proxy.relay.intercept_queue import MOST_UNSHOWN_BYTES
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch_response import MAX_UNSHOWN, FetchWalker
 from proxy.wire.frames import parse_request_head

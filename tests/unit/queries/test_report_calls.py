@@ -11,7 +11,7 @@ from parts.query_world import learn_end
 from parts.reports import ReportingDriver, batch_document, uuid
 
 from proxy.progress.report import ALL_QUERIES
-from proxy.relay.frames_to_show import FramesToShow
+from proxy.relay.intercept_queue import InterceptQueue
 
 BATCHES = 5
 
@@ -68,7 +68,7 @@ async def test_a_report_of_one_partition_takes_few_calls(name, most_calls, most_
 async def test_what_was_fetched_before_a_report_is_recorded_before_it():
     (member,) = Tier(members=1).members
     driver = ReportingDriver("q", query_id=uuid("q"), run_id=uuid("r"), sender=uuid("q"))
-    unshown = FramesToShow(lambda *_: None)
+    unshown = InterceptQueue(lambda *_: None)
     member.queries.following = replace(member.queries.following, unshown=lambda: unshown)
 
     def report(event, **more):

@@ -9,7 +9,7 @@ from parts.reports import ReportingDriver, batch_document, parsed, uuid
 
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.report import ReportRefused
-from proxy.progress.report_turns import ReportTurns
+from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import APPLIED_WAIT_MS, FollowingContext
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -34,7 +34,7 @@ class TurnsWorld(QueryWorld):
             *((), self.registry, self.backpressure, self.quotas, self.instruments),
             on_change=lambda: None,
         )
-        self.turns = ReportTurns(Slices(0.0))
+        self.turns = ReportScheduler(Slices(0.0))
         following = FollowingContext(
             self.registry, self.backpressure, TopicNames(), self.quotas, pipelines, self.turns
         )

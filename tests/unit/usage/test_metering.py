@@ -7,7 +7,7 @@ from parts.usage_world import UsageWorld, open_writer
 from parts.virtual_time import VirtualTime
 
 from proxy.slices import Slices
-from proxy.usage.usage_meter import Metering
+from proxy.usage.usage_meter import UsageRecorder
 
 START_S = 1_790_000_000.0 // 3600 * 3600 + 12.5
 
@@ -20,7 +20,7 @@ class MeteringWorld(VirtualTime):
         self.usage = UsageWorld()
         self.usage.connect()
         self.writer, _ = open_writer()
-        self.metering = Metering(
+        self.metering = UsageRecorder(
             self.usage.meter,
             self.writer,
             Slices(),

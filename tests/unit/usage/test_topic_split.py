@@ -11,7 +11,7 @@ from parts.usage_world import UsageWorld
 from proxy.progress.topics import TopicNames
 from proxy.quota.shares import apportioned
 from proxy.relay import clients as clients_module
-from proxy.relay.clients import MAX_SAMPLED_TOPICS, SampleTurn, TopicSampler
+from proxy.relay.clients import MAX_SAMPLED_TOPICS, RequestSampler, TopicSampler
 from proxy.usage.usage_meter import TopicShares
 
 COUNTS = st.integers(0, 10**15)
@@ -102,7 +102,7 @@ def split_error(seed, responses, sample_every, part, *, lane, monkeypatch):
     chance = random.Random(seed)
     monkeypatch.setattr(clients_module, "random", chance.random)
     sampler = TopicSampler(TopicNames(), sample_every)
-    turns = [SampleTurn(sampler) for _ in range(3)]
+    turns = [RequestSampler(sampler) for _ in range(3)]
     moved = dict.fromkeys("ab", 0)
     total = 0
     for number in range(responses):
@@ -141,6 +141,6 @@ def test_one_in_so_many_is_walked_in_the_end(monkeypatch):
     monkeypatch.setattr(clients_module, "random", random.Random(1).random)
     sampler = TopicSampler(TopicNames(), 20)
     sampler.walked(0, 1_000_000)
-    turn = SampleTurn(sampler)
+    turn = RequestSampler(sampler)
     walked = sum(turn.taken() > 0 for _ in range(20_000))
     assert walked == pytest.approx(1000, rel=0.1)

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from proxy.state import GroupFence
 from proxy.tier.group.group_documents import AnnouncedMember, Assignment, RefusedMember
 from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupSession, log_oddities
-from proxy.tier.group.group_protocol import Meaning, explain_refusal, meaning_of
+from proxy.tier.group.group_protocol import ErrorAction, action_for_error, explain_refusal
 from proxy.tier.slot_map import SlotMap
 
 FENCE = GroupFence("tier", 1, "id", "a")
@@ -22,22 +22,22 @@ def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
 @pytest.mark.parametrize(
     ("error_code", "meaning", "text"),
     [
-        (16, Meaning.MOVED, "NOT_COORDINATOR"),
-        (14, Meaning.MOVED, "COORDINATOR_LOAD_IN_PROGRESS"),
-        (22, Meaning.REJOIN, "ILLEGAL_GENERATION"),
-        (25, Meaning.UNKNOWN, "UNKNOWN_MEMBER_ID"),
-        (26, Meaning.NEVER, "let group.min.session.timeout.ms be 10000 at most"),
-        (27, Meaning.REJOIN, "REBALANCE_IN_PROGRESS"),
-        (30, Meaning.LATER, "it needs the right Read on it"),
-        (79, Meaning.REJOIN, "MEMBER_ID_REQUIRED"),
-        (81, Meaning.LATER, "group.max.size"),
-        (82, Meaning.NEVER, "another process has joined group tier as machine a"),
-        (23, Meaning.NEVER, "give the tier another name"),
-        (-1, Meaning.LATER, "group tier: "),
+        (16, ErrorAction.MOVED, "NOT_COORDINATOR"),
+        (14, ErrorAction.MOVED, "COORDINATOR_LOAD_IN_PROGRESS"),
+        (22, ErrorAction.REJOIN, "ILLEGAL_GENERATION"),
+        (25, ErrorAction.UNKNOWN, "UNKNOWN_MEMBER_ID"),
+        (26, ErrorAction.NEVER, "let group.min.session.timeout.ms be 10000 at most"),
+        (27, ErrorAction.REJOIN, "REBALANCE_IN_PROGRESS"),
+        (30, ErrorAction.LATER, "it needs the right Read on it"),
+        (79, ErrorAction.REJOIN, "MEMBER_ID_REQUIRED"),
+        (81, ErrorAction.LATER, "group.max.size"),
+        (82, ErrorAction.NEVER, "another process has joined group tier as machine a"),
+        (23, ErrorAction.NEVER, "give the tier another name"),
+        (-1, ErrorAction.LATER, "group tier: "),
     ],
 )
-def test_each_error_says_what_to_do(error_code: int, meaning: Meaning, text: str) -> None:
-    assert meaning_of(error_code) is meaning
+def test_each_error_says_what_to_do(error_code: int, meaning: ErrorAction, text: str) -> None:
+    assert action_for_error(error_code) is meaning
     assert text in explain_refusal(error_code, FENCE, 10.0)
 
 

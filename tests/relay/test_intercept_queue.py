@@ -2,12 +2,12 @@
 
 import pytest
 
-from proxy.relay.frames_to_show import (
+from proxy.relay.intercept_queue import (
     LOOK_EVERY_MS,
     MOST_MS,
     MOST_UNSHOWN_BYTES,
     SHOW_AFTER_MS,
-    FramesToShow,
+    InterceptQueue,
 )
 
 
@@ -16,7 +16,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_ms, self.shown, self.timer = 0.0, [], None
-        self.unshown = FramesToShow(self.call_later, lambda: self.now_ms)
+        self.unshown = InterceptQueue(self.call_later, lambda: self.now_ms)
 
     def call_later(self, delay_s, callback) -> None:
         assert self.timer is None

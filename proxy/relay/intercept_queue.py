@@ -17,7 +17,7 @@ MOST_UNSHOWN_BYTES = 4 << 20
 """Of all that wait; beyond that no time is left in between."""
 
 
-class FramesToShow:
+class InterceptQueue:
     """The frames of all connections that wait to be shown."""
 
     def __init__(

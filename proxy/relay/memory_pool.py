@@ -43,7 +43,7 @@ class _Keeper(Protocol):
     def give_up(self) -> None: ...
 
 
-class KeptBytes:
+class MemoryPool:
     """Gives room in the order in which it is asked for, and each address no more than its share.
 
     Who keeps a frame never asks for more room, so that no two wait for each other.

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from metrics.clock import clock_ms
 from proxy.relay.exchange import RequestKind
-from proxy.relay.frames_to_show import FramesToShow
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.wire.fetch_response import FetchWalker, fetch_body_start, read_whole_body
 from proxy.wire.fetch_run import fetch_run_shape
@@ -18,12 +18,12 @@ where it is the last of a run of Fetches, the offset from which that began, else
 bytes the responses have for which it stands."""
 
 
-class ShownFrames:
+class InterceptedFrames:
     """Copies of one connection's frames, in the order of the responses."""
 
     __slots__ = ("_on_error", "rows", "unshown")
 
-    def __init__(self, unshown: FramesToShow, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, unshown: InterceptQueue, on_error: Callable[[Exception], None]) -> None:
         """`on_error` gets what `show` and `request` raise."""
         self.unshown, self._on_error = unshown, on_error
         self.rows: list[ShownRow] = []

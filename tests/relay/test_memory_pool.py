@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from proxy.relay.kept_bytes import (
+from proxy.relay.memory_pool import (
     CHECK_S,
     MOST_AT_ONCE,
     MOST_BYTES,
     MOST_OF_ADDRESS_BYTES,
     PATIENCE_S,
-    KeptBytes,
+    MemoryPool,
 )
 
 FRAME = MOST_OF_ADDRESS_BYTES // 2
@@ -63,7 +63,7 @@ class Frame:
         self.kept.release(self)
 
 
-class Room(KeptBytes):
+class Room(MemoryPool):
     def __init__(self):
         self.loop = ManualLoop()
         self.warnings = []
