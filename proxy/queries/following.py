@@ -143,9 +143,8 @@ class FollowedClient:
     def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> InterceptedRequest:
         """See ClientInterceptor."""
         version, body, lookups = head.api_version, frame[head.header_end :], self.lookups
-        if head.api_key != FETCH:
-            self.record()
         if head.api_key == PRODUCE:
+            self.record()
             appended = read_produce_request(version, body)
             records = sum([each.offsets for each in appended])
             self._all.pipelines.sent(self.client_id, len(frame), records)
@@ -166,6 +165,7 @@ class FollowedClient:
             offsets = self.reader.fetched_logs.offsets(ask, now_ms)
             if offsets is not None:
                 return _AnsweredLookup(list_offsets_response(version, head.correlation_id, offsets))
+        self.record()
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
         pipelines = self._all.pipelines if self._writes else None

@@ -34,6 +34,7 @@ OF_NO_CLIENT = {
         f"take_over.OldProcess.{name}": "of other processes of the same user on this machine"
         for name in ("open", "_attend", "_is_replaced")
     },
+    "take_over.Predecessor.release": "once, of the process that is replaced",
 }
 """Where the log is used past the limiter for more than debug lines, and why no client can repeat
 it. Debug lines are for who has asked to see each connection."""
