@@ -144,7 +144,7 @@ class FollowedClient:
         """See ClientInterceptor."""
         version, body, lookups = head.api_version, frame[head.header_end :], self.lookups
         if head.api_key == PRODUCE:
-            self.record()
+            self.run.record()
             appended = read_produce_request(version, body)
             records = sum([each.offsets for each in appended])
             self._all.pipelines.sent(self.client_id, len(frame), records)
@@ -165,7 +165,7 @@ class FollowedClient:
             offsets = self.reader.fetched_logs.offsets(ask, now_ms)
             if offsets is not None:
                 return _AnsweredLookup(list_offsets_response(version, head.correlation_id, offsets))
-        self.record()
+        self.run.record()
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
         pipelines = self._all.pipelines if self._writes else None
@@ -202,13 +202,9 @@ class FollowedClient:
         if self.wants(FETCH, now_ms) and self.pressure is not None:
             self.pressure.record_hold(start_ms, now_ms)
 
-    def record(self) -> None:
-        """See ClientInterceptor."""
-        self.run.record()
-
     def close(self) -> None:
         """See ClientInterceptor."""
-        self.record()
+        self.run.record()
         if self.lookups is not None:
             self.lookups.closed()
 
@@ -245,8 +241,11 @@ class _InterceptedFetch(JoinedFetch, InterceptedRequest):
     def read_from(self, start: int) -> None:
         self.ask.read_from(start)
 
-    def sent(self) -> None:
-        self.run.asked(self)
+    def sent(self, *, at_once: bool = False) -> None:
+        if at_once:
+            self.record_alone()
+        else:
+            self.run.asked(self)
 
     def measured(self, count: int) -> None:
         if self.client.pressure is not None:

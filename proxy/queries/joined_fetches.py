@@ -49,11 +49,12 @@ class FetchRun:
 
     def record(self) -> None:
         """Record all that waits."""
+        if self._answered is None:
+            return
         answered, asked = self._answered, self._asked
         self._asked = None
         self._keep(None)
-        if answered is not None:
-            answered.record()
+        answered.record()
         if asked is not None:
             asked.asked(asked.sent_ms)
 
@@ -78,13 +79,24 @@ class JoinedFetch(FetchExchange):
     first: "JoinedFetch | None" = None
     """Stands for all before it that read on from one another: what it asked for, and the last
     response."""
+    is_alone: bool = False
+    """Whether it is recorded as it is shown."""
+
+    def record_alone(self) -> None:
+        """Record the request, and what is shown of its response at once."""
+        self.run.record()
+        self.is_alone = True
+        self.asked(self.sent_ms)
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
-        self.answers.append((topic, fetched))
         name = topic if isinstance(topic, str) else self.names.known.get(topic)
         if self.logs is not None and name is not None:
             self.logs.record(name, fetched)
+        if self.is_alone:
+            FetchExchange.partitions(self, topic, fetched)
+            return
+        self.answers.append((topic, fetched))
         self.rows += len(fetched)
         if self.rows > MAX_UNSHOWN:
             self.run.record()
@@ -92,7 +104,10 @@ class JoinedFetch(FetchExchange):
 
     def ended(self) -> None:
         """See FetchObserver."""
-        self.run.answered(self)
+        if self.is_alone:
+            FetchExchange.ended(self)
+        else:
+            self.run.answered(self)
 
     def goes_on(self, before: "JoinedFetch") -> bool:
         """Return whether it asks just for what is behind all that another one was given.

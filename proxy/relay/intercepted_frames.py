@@ -50,10 +50,9 @@ class InterceptedFrames:
                     continue
                 if run_bytes > len(response):
                     seen.read_from(start)
-                seen.sent()
+                seen.sent(at_once=True)
                 seen.measured(run_bytes)
                 _record(kind, seen, response)
-                kind.session.interceptor.record()
         except Exception as error:
             self._on_error(error)
 

@@ -33,8 +33,11 @@ class InterceptedRequest:
     """The interceptor's own response, a whole frame: the request is not sent on, and the client
     gets this in its turn. None: the broker answers."""
 
-    def sent(self) -> None:
-        """Record that the request was sent on, before its response is shown: what can wait."""
+    def sent(self, *, at_once: bool = False) -> None:
+        """Record that the request was sent on, before its response is shown: what can wait.
+
+        A Fetch may be recorded later, with others that read on, if it is not `at_once`.
+        """
 
     def read_from(self, start: int) -> None:
         """Stand for a run of Fetches that began at this offset: it is the last one."""
@@ -74,9 +77,6 @@ class ClientInterceptor(Protocol):
         over. Length and correlation id in `head` are then those of an earlier one of its kind.
         Raises MalformedFrame, and ClientSentOn.
         """
-
-    def record(self) -> None:
-        """Record all that was shown of Fetches: those that read on from one another may wait."""
 
     def gated(self, start_ms: float, now_ms: float) -> None:
         """Record that a Fetch request has waited at a quota's gate since `start_ms`."""

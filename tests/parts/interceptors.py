@@ -7,9 +7,6 @@ class AllShown:
     def wants(self, _api_key, _now_ms):
         return True
 
-    def record(self):
-        """See ClientInterceptor."""
-
     def gated(self, _start_ms, _now_ms):
         pass
 

@@ -122,7 +122,7 @@ class ShownFetch(InterceptedRequest):
     def note(self, *what):
         self.log.append((self.number, *what))
 
-    def sent(self):
+    def sent(self, **_):
         self.note("sent")
 
     def measured(self, count):

@@ -152,10 +152,10 @@ class Consumer:
                 rows = [(index, code, None) for index in self.offsets]
                 self.answer(self.ask(self.names()), rows)
             case "record", ():
-                self.client.record()
+                self.client.run.record()
 
     def known(self):
-        self.client.record()
+        self.client.run.record()
         assert not self.unshown.cells[0]
         return [
             (
@@ -178,7 +178,7 @@ def test_what_is_known_is_the_same_however_many_are_recorded_at_a_time(steps, in
     for step in steps:
         joined.step(*step)
         alone.step(*step)
-        alone.client.record()
+        alone.client.run.record()
     assert joined.known() == alone.known()
 
 
