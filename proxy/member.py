@@ -51,6 +51,7 @@ from proxy.quota.rules import QuotaPause, Rule
 from proxy.quota.validation import selector_of
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.ports import refuse_all
 from proxy.relay.pump import MAX_PIPES
@@ -139,7 +140,7 @@ class Member:
             instruments,
             metrics=self._metrics,
             knows_client=self._clients.knows,
-            unshown=lambda: self._services.unshown,
+            unshown=InterceptQueue(loop.call_later),
         )
         steering = None if machine is None else SlotSteering(self._name)
         self._services = Services(
@@ -151,6 +152,7 @@ class Member:
             instruments=instruments,
             clients=self._clients,
             interceptor=self._queries.following.client,
+            unshown=self._queries.following.unshown,
             max_pipes=MAX_PIPES if splice else 0,
             topic_names=self._queries.following.names,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",

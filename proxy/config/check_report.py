@@ -103,6 +103,7 @@ def find_unfit_names(config: Config) -> Iterator[str]:
     rules = ((f"quotas.rules[{at}]", rule) for at, rule in enumerate(config.quotas.rules))
     queries = ((f"queries[{at}]", query) for at, query in enumerate(config.queries))
     for path, section in (*rules, *queries):
+        client_ids = {getattr(section, key, None) for key in ("client_id", "client_id_prefix")}
         for name, field in (fields_of(type(section)) or {}).items():
             value, key = getattr(section, name), f"{path}.{field.alias or yaml_key(name)}"
             if not isinstance(value, str) or not (place := config.place(key)):
@@ -112,7 +113,6 @@ def find_unfit_names(config: Config) -> Iterator[str]:
                     f"{place}: {key} is {shown(value)}, with blanks at an end, and fits only what "
                     f"has them too; fix: write {shown(value.strip())}"
                 )
-            client_ids = {getattr(section, key, None) for key in ("client_id", "client_id_prefix")}
             if len(value) > MAX_CLIENT_ID_CHARS and value in client_ids:
                 yield (
                     f"{place}: {key} is {shown(value)}, which fits no client: of an id the proxy "

@@ -35,9 +35,13 @@ class TopicNames:
     _waiting: Counter[bytes] = field(default_factory=Counter)
     """How many replays wait for each wanted id, never 0."""
 
+    def name_of(self, topic: TopicKey) -> str | None:
+        """Return a topic's name; None while that is not known."""
+        return topic if isinstance(topic, str) else self.known.get(topic)
+
     def when_known(self, topic: TopicKey, call: Callable[..., object], *more: object) -> None:
         """Call with the name and more: now, or when it becomes known, in the order of the calls."""
-        name = topic if isinstance(topic, str) else self.known.get(topic)
+        name = self.name_of(topic)
         if name is not None:
             call(name, *more)
             return

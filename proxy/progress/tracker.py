@@ -319,12 +319,8 @@ class FetchExchange(FetchObserver):
         """See FetchObserver."""
         reader, names = self.reader, self.names
         offsets = self._offsets.get(topic, NOTHING)
-        name: str | None
-        if isinstance(topic, str):
-            name, topic_id = topic, None
-        else:
-            name, topic_id = names.known.get(topic), topic
-        if name is not None:
+        topic_id = None if isinstance(topic, str) else topic
+        if (name := names.name_of(topic)) is not None:
             reader.fetch_answered(name, topic_id, offsets, fetched, self.answered_ms)
         elif topic_id is not None:
             for each in fetched:  # one by one: TopicNames bounds how many wait

@@ -81,9 +81,9 @@ class FollowingContext:
     quotas: QuotaManager
     pipelines: RunningPipelines
     turns: ReportScheduler
-    unshown: Callable[[], InterceptQueue] | None = None
-    """Returns where what clients have fetched waits to be recorded. All of it is before a report is
-    applied or a driver is answered. None: it never waits."""
+    unshown: InterceptQueue
+    """What clients have fetched, and waits to be recorded. All of it is before a report is applied
+    or a driver is answered."""
     visits: DriversSentOn = field(default_factory=DriversSentOn)
 
     def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
@@ -169,8 +169,7 @@ class FollowedClient:
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
         pipelines = self._all.pipelines if self._writes else None
-        unshown = None if turns is None else self._all.unshown
-        steps = iter(() if unshown is None else unshown().showing())
+        steps = iter(() if turns is None else self._all.unshown.showing())
         return _InterceptedLookup(ask, lookups, steps, turns, self, pipelines)
 
     def check_here(self, ask: LookupRequest, now_ms: float) -> None:

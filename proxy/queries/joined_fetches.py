@@ -1,6 +1,6 @@
 """Fetches that read on, each from where the one before ended, are recorded as one, soon after."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxy.progress.tracker import NOTHING, FetchedLogs, FetchExchange
@@ -17,8 +17,8 @@ class FetchRun:
 
     __slots__ = ("_answered", "_asked", "_unshown")
 
-    def __init__(self, unshown: Callable[[], InterceptQueue] | None) -> None:
-        """`unshown` returns what has them recorded soon; None: each is at once."""
+    def __init__(self, unshown: InterceptQueue) -> None:
+        """`unshown` has them recorded soon."""
         self._unshown = unshown
         self._answered: JoinedFetch | None = None
         """The last one, with all those that it stands for."""
@@ -41,11 +41,8 @@ class FetchRun:
             self._asked = None
         else:
             self.record()
-            if self._unshown is not None:
-                self._unshown().add(fetch.answered_ms, self.record)
+            self._unshown.add(fetch.answered_ms, self.record)
         self._keep(fetch)
-        if self._unshown is None:
-            self.record()
 
     def record(self) -> None:
         """Record all that waits."""
@@ -59,9 +56,8 @@ class FetchRun:
             asked.asked(asked.sent_ms)
 
     def _keep(self, answered: "JoinedFetch | None") -> None:
-        if self._unshown is not None:
-            new, old = (0 if each is None else each.rows for each in (answered, self._answered))
-            self._unshown().cells[0] += ROW_BYTES * (new - old)
+        new, old = (0 if each is None else each.rows for each in (answered, self._answered))
+        self._unshown.cells[0] += ROW_BYTES * (new - old)
         self._answered = answered
 
 
@@ -90,8 +86,7 @@ class JoinedFetch(FetchExchange):
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
-        name = topic if isinstance(topic, str) else self.names.known.get(topic)
-        if self.logs is not None and name is not None:
+        if self.logs is not None and (name := self.names.name_of(topic)) is not None:
             self.logs.record(name, fetched)
         if self.is_alone:
             FetchExchange.partitions(self, topic, fetched)

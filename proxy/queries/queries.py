@@ -98,7 +98,7 @@ class Queries:
         *,
         metrics: CollectorRegistry,
         knows_client: Callable[[str], bool],
-        unshown: Callable[[], InterceptQueue] | None = None,
+        unshown: InterceptQueue,
     ) -> None:
         self._quotas = quotas
         self._to_write = asyncio.Event()
@@ -253,9 +253,8 @@ class Queries:
         if self._is_stage(report.client_id, report.name):
             unknown |= self.running.lost_ends(report)
         ends = await self._ends(unknown) if unknown else {}
-        unshown = self.following.unshown
-        if unshown is not None and (fetched := unshown().showing()):
-            await self._slices.collect(fetched)
+        if self.following.unshown.waiting:
+            await self._slices.collect(self.following.unshown.showing())
         steps = self._accepting(report, ends, scope)
         return await self._turns.take(steps, is_short=len(report.ranges) <= 1)
 

@@ -333,8 +333,7 @@ class FrameFlow(ABC):
         budget, end_s = FAIR_BYTES, perf_counter() + FAIR_S
         while True:
             pump = self._pump
-            is_kept = self._whole is not None or self._starved
-            if self.kept_bytes and not is_kept and (pump is None or pump.flush()):
+            if self.kept_bytes and self._keeps_nothing and (pump is None or pump.flush()):
                 self._pair.services.kept_bytes.release(self)
             if pump is not None and pump.active:
                 unread = pump.unread
@@ -398,12 +397,17 @@ class FrameFlow(ABC):
                 self._begun_s = self.last_active
         if self.closed:
             return CLOSED
-        if self.kept_bytes and not self._starved and self._whole is None:
+        if self.kept_bytes and self._keeps_nothing:
             self._pair.services.kept_bytes.release(self)
         self.stash = bytes(scratch[pos:have]) if pos < have else b""
         if not busy and ((drained and (self._starved or not self.stash)) or self._lane_goes_on):
             return READ
         return TURN if frames == FAIR_FRAMES and not busy else None
+
+    @property
+    def _keeps_nothing(self) -> bool:
+        """Whether no frame is taken into memory, nor a head that has not come whole."""
+        return self._whole is None and not self._starved
 
     @property
     def _is_sending(self) -> bool:

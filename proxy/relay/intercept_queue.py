@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 
@@ -30,24 +30,21 @@ class InterceptQueue:
         self._is_called = False
         self.cells = array("q", (0,))
         """Their bytes."""
-        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
-        """Since when, in the order of these times; some have been shown already."""
+        self.waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        """Since when, in the order of these times; some have been shown already. For reading."""
 
     def add(self, since_ms: float, show: Callable[[], None]) -> None:
         """Have the frames of a connection shown, of which the first came then."""
-        self._waiting.append((since_ms, show))
+        self.waiting.append((since_ms, show))
         if not self._is_called:
             self._call_again(LOOK_EVERY_MS)
 
-    def showing(self) -> Iterable[None]:
-        """Show all that wait now, a connection in each step; false where none does."""
-        return self._showing(len(self._waiting)) if self._waiting else ()
-
-    def _showing(self, count: int) -> Iterator[None]:
-        for _ in range(count):
-            if not self._waiting:
+    def showing(self) -> Iterator[None]:
+        """Show all that wait when it begins, a connection in each step."""
+        for _ in range(len(self.waiting)):
+            if not self.waiting:
                 return
-            self._waiting.popleft()[1]()
+            self.waiting.popleft()[1]()
             yield
 
     def _call_again(self, after_ms: float) -> None:
@@ -56,7 +53,7 @@ class InterceptQueue:
 
     def _show_some(self) -> None:
         self._is_called = False
-        waiting, began_ms = self._waiting, self._clock()
+        waiting, began_ms = self.waiting, self._clock()
         due_ms, bytes_of = began_ms - SHOW_AFTER_MS, self.cells
         while waiting and (bytes_of[0] > MOST_UNSHOWN_BYTES or waiting[0][0] <= due_ms):
             if bytes_of[0] <= MOST_UNSHOWN_BYTES and self._clock() > began_ms + MOST_MS:

@@ -250,7 +250,6 @@ class ResponseFlow(FrameFlow):
             or (seen is not None and seen.takes_whole)
             or (exchange.throttle_ms and kind.api_key == PRODUCE)
             or (plan.handling is Handling.PER_BROKER and kind.session.is_at_fallback)
-            or kind.api_key == DESCRIBE_CONFIGS
         ):
             if frame_bytes > MAX_COLLECTED_BYTES:
                 raise MalformedResponse(f"a response of {frame_bytes} bytes to rewrite")

@@ -110,6 +110,8 @@ class Services:
     instruments: Instruments
     clients: ClientRegistry
     interceptor: Interceptor
+    unshown: InterceptQueue
+    """What has passed, and the interceptor is to see."""
     steering: Steering | None = None
     """None: all clients are this process's own."""
     lane: bool = True
@@ -133,8 +135,6 @@ class Services:
     abandoned: AbandonedRequests = field(init=False)
     times: dict[str, ApiTimes] = field(default_factory=dict)
     """The histograms of the APIs that were seen, by their names."""
-    unshown: InterceptQueue = field(init=False)
-    """What the lane has sent on, and an interceptor is to see."""
     is_ending: bool = False
     """Whether all clients are drained, and come to another process then."""
     _awaits_leases: bool = False
@@ -147,7 +147,6 @@ class Services:
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
         self.resets = ResetWatcher(self.loop)
         self.abandoned = AbandonedRequests(self.loop)
-        self.unshown = InterceptQueue(self.loop.call_later)
         self.quotas.on_lent = self._await_leases
         no_pipe = partial(self.log.warning, "no pipe for splice, copying instead", reason="no_pipe")
         self.pipes = PipePool(self.max_pipes, lambda error: no_pipe(error=str(error)))

@@ -265,7 +265,11 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     return ApiPlan(
         api=api,
         handling=handling,
-        takes_whole=api.is_login or (handling is Handling.REWRITE and api_key != METADATA),
+        takes_whole=(
+            api.is_login
+            or (handling is Handling.REWRITE and api_key != METADATA)
+            or (handling is Handling.PER_BROKER and api_key == DESCRIBE_CONFIGS)
+        ),
         rewrites_head=handling is Handling.REWRITE and api_key == METADATA,
         passes=not api.is_login and handling in (Handling.PASS, Handling.UNKNOWN),
         costs_time=not (api.is_login or api.is_membership),

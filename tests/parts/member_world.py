@@ -20,6 +20,7 @@ from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
 from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import ClientSentOn
 from proxy.state import MemoryStore
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
@@ -123,6 +124,7 @@ class MemberWorld(QuotaWorld):
             *(tier.progress, tier.pipelines, self.quotas, Bootstrap([NOWHERE]), self.instruments),
             metrics=self.prometheus,
             knows_client=lambda _: True,
+            unshown=InterceptQueue(lambda *_: None),
         )
         self.registry, self.pressure = self.queries.registry, self.queries.backpressure
         self.running = self.queries.running

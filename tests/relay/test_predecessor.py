@@ -185,32 +185,32 @@ async def test_a_successor_has_it_release_its_state_and_then_stop():
         await find(os.getpid())
 
 
-async def test_what_is_being_released_is_waited_for():
+@asynccontextmanager
+async def releasing():
+    """Give a proxy that is told to release, and has begun; what it is; and what tells it so."""
     proxy = ProxyInSteps()
     proxy.may_release.clear()
     old = OldProcess(proxy, asyncio.Event())
     await old.open()
     predecessor = await find(os.getpid())
-    releasing = asyncio.create_task(asyncio.to_thread(predecessor.release))
+    telling = asyncio.create_task(asyncio.to_thread(predecessor.release))
     await until(lambda: proxy.done == ["release"])
-    assert not releasing.done()
-    proxy.may_release.set()
-    assert await releasing
+    yield proxy, old, telling
     predecessor.close()
     await old.close()
+
+
+async def test_what_is_being_released_is_waited_for():
+    async with releasing() as (proxy, _, telling):
+        assert not telling.done()
+        proxy.may_release.set()
+        assert await telling
 
 
 async def test_one_that_ends_while_it_releases():
-    proxy = ProxyInSteps()
-    proxy.may_release.clear()
-    old = OldProcess(proxy, asyncio.Event())
-    await old.open()
-    predecessor = await find(os.getpid())
-    releasing = asyncio.create_task(asyncio.to_thread(predecessor.release))
-    await until(lambda: proxy.done == ["release"])
-    await old.close()
-    assert not await releasing
-    predecessor.close()
+    async with releasing() as (_, old, telling):
+        await old.close()
+        assert not await telling
 
 
 async def test_one_successor_at_a_time_and_the_next_when_it_is_gone():

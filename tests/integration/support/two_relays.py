@@ -19,6 +19,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.ports import SharedPorts
 from proxy.relay.relay import Relay
@@ -133,6 +134,7 @@ def _make(steering: MapSteering, bootstrap: str, rules: tuple[Rule, ...]) -> Mem
         instruments=instruments,
         clients=ClientRegistry(instruments.bytes_total),
         interceptor=lambda *_: NothingShown(),
+        unshown=InterceptQueue(loop.call_later),
         steering=steering,
     )
     host, port = bootstrap.rsplit(":", 1)

@@ -28,6 +28,7 @@ from proxy.quota.meters import OF_SENSORS
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.ports import SharedPorts
 from proxy.relay.relay import Relay
@@ -331,6 +332,7 @@ async def open_lab(
         max_pipes=512 if splice else 0,
         clients=ClientRegistry(instruments.bytes_total, new_usage),
         interceptor=lambda *_: NothingShown(),
+        unshown=InterceptQueue(loop.call_later),
         topic_names=names,
         passes_unknown_apis=passes_unknown_apis,
         steering=steering,

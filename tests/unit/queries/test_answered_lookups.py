@@ -12,6 +12,7 @@ from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_AGE_MS
 from proxy.queries.following import FollowingContext
 from proxy.quota.entities import ClientIdentity
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.slices import Slices
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
 from proxy.wire.frames import RequestHead
@@ -35,7 +36,8 @@ class AnsweringWorld(QueryWorld):
         )
         turns = ReportScheduler(Slices())
         self.following = FollowingContext(
-            self.registry, self.backpressure, self.names, self.quotas, pipelines, turns
+            *(self.registry, self.backpressure, self.names, self.quotas, pipelines, turns),
+            InterceptQueue(lambda *_: None),
         )
         self.driver = ReportingDriver("orders")
         if reports:

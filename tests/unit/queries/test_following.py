@@ -59,7 +59,7 @@ class FollowingWorld(QueryWorld):
         names, turns = TopicNames(), ReportScheduler(Slices(slice_s))
         self.following = FollowingContext(
             *(self.registry, self.backpressure, names, self.quotas, self.appends, turns),
-            lambda: self.unshown,
+            self.unshown,
         )
 
     def client(self, client_id="c", node_id=1):

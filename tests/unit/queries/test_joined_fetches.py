@@ -1,30 +1,25 @@
 """Fetches of the lane that read on are recorded as one, and nothing is known otherwise for that."""
 
 from contextlib import ExitStack
-from struct import pack
 from types import SimpleNamespace
-from uuid import UUID
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from parts.bare_lane import BareLane
+from parts.fetch_frames import TOPIC, TOPIC_ID, VERSION, batch, fetch_answer, fetch_frame
 from unit.queries.test_following import FollowingWorld
 
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.intercepted_frames import InterceptedFrames
 from proxy.relay.lane import Lane
-from proxy.wire.apis import APIS, FETCH, plan_of
+from proxy.wire.apis import FETCH, plan_of
 from proxy.wire.frames import parse_request_head
 
 pytestmark = pytest.mark.skipif(Lane is None, reason="there was no compiler")
 
-VERSION = 15
-TOPIC, TOPIC_ID = "t", UUID(int=7)
 SESSION_ID = 77
-MIN_BATCH_BYTES, BATCH_PREFIX_BYTES = 61, 12
 OUT_OF_RANGE, NOT_LEADER = 1, 6
-LOG_END = 60
 
 STEPS = st.lists(
     st.one_of(
@@ -38,11 +33,6 @@ STEPS = st.lists(
     ),
     max_size=25,
 )
-
-
-def batch(start: int, count: int) -> bytes:
-    head = pack(">qiibIhi", start, MIN_BATCH_BYTES - BATCH_PREFIX_BYTES, 0, 2, 0, 0, count - 1)
-    return head + bytes(MIN_BATCH_BYTES - len(head))
 
 
 class Consumer:
@@ -69,24 +59,8 @@ class Consumer:
         self.lane.close()
 
     def ask(self, offsets, forgotten=()) -> None:
-        request = APIS[FETCH].request
         self.number += 1
-        topic = request.FetchTopic(
-            topic_id=TOPIC_ID,
-            partitions=[
-                request.FetchTopic.FetchPartition(partition=index, fetch_offset=offset)
-                for index, offset in offsets.items()
-            ],
-        )
-        gone = [request.ForgottenTopic(topic_id=TOPIC_ID, partitions=[each]) for each in forgotten]
-        message = request[VERSION](
-            session_id=self.session[0],
-            session_epoch=self.session[1],
-            topics=[topic] if offsets else [],
-            forgotten_topics_data=gone,
-        )
-        message.with_header(correlation_id=self.number, client_id="c")
-        frame = bytes(message.encode(header=True, framed=True))
+        frame = fetch_frame(offsets, self.session, self.number, forgotten)
         if self.kind is None:
             head = parse_request_head(memoryview(frame), max_request_bytes=1 << 20)
             self.kind = SimpleNamespace(
@@ -102,23 +76,7 @@ class Consumer:
 
     def answer(self, number, rows) -> None:
         """With rows of partition, error and records; None: no records."""
-        response = APIS[FETCH].response
-        topic_of = response.FetchableTopicResponse
-        partitions = [
-            topic_of.PartitionData(
-                partition_index=index,
-                error_code=error,
-                high_watermark=-1 if error else LOG_END,
-                last_stable_offset=-1 if error else LOG_END,
-                log_start_offset=0,
-                aborted_transactions=None,
-                records=records,
-            )
-            for index, error, records in rows
-        ]
-        session_id = self.session_id if self.session[1] >= 0 else 0
-        topics = [topic_of(topic_id=TOPIC_ID, partitions=partitions)] if rows else []
-        message = response[VERSION](session_id=session_id, responses=topics)
+        message = fetch_answer(rows, self.session_id if self.session[1] >= 0 else 0)
         message.with_header(correlation_id=number)
         self.lane.answer(bytes(message.encode(header=True, framed=True)))
 

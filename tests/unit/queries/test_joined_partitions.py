@@ -1,25 +1,19 @@
 """Fetches of many partitions that read on are recorded as one, and nothing is lost by that."""
 
-from struct import pack
-from uuid import UUID
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from parts.fetch_frames import LOG_END, TOPIC, TOPIC_ID, VERSION, batch, fetch_answer, fetch_frame
 from unit.queries.test_following import FollowingWorld
 
 from proxy.queries.joined_fetches import ROW_BYTES
 from proxy.relay.intercept_queue import MOST_UNSHOWN_BYTES
-from proxy.wire.apis import APIS, FETCH
+from proxy.wire.apis import FETCH
 from proxy.wire.fetch_response import MAX_UNSHOWN, FetchWalker
 from proxy.wire.frames import parse_request_head
 
-VERSION = 15
-TOPIC, TOPIC_ID = "t", UUID(int=7)
 SESSION_ID = 77
-MIN_BATCH_BYTES, BATCH_PREFIX_BYTES = 61, 12
 OUT_OF_RANGE, NOT_LEADER = 1, 6
-LOG_END = 60
 PARTITIONS = 3
 
 COUNTS = st.lists(st.sampled_from([0, 1, 1, 1, 2]), min_size=PARTITIONS, max_size=PARTITIONS)
@@ -38,11 +32,6 @@ STEPS = st.lists(
 ALL_READ = "read", [1, 1, 1], 90
 
 
-def batch(start: int, count: int) -> bytes:
-    head = pack(">qiibIhi", start, MIN_BATCH_BYTES - BATCH_PREFIX_BYTES, 0, 2, 0, 0, count - 1)
-    return head + bytes(MIN_BATCH_BYTES - len(head))
-
-
 class Consumer:
     """One connection of a query's client; in a session it names what has changed."""
 
@@ -59,21 +48,8 @@ class Consumer:
         self.epoch = 0 if in_session else -1
 
     def ask(self, offsets):
-        request = APIS[FETCH].request
-        topic = request.FetchTopic(
-            topic_id=TOPIC_ID,
-            partitions=[
-                request.FetchTopic.FetchPartition(partition=index, fetch_offset=offset)
-                for index, offset in offsets.items()
-            ],
-        )
-        message = request[VERSION](
-            session_id=SESSION_ID if self.epoch > 0 else 0,
-            session_epoch=self.epoch,
-            topics=[topic] if offsets else [],
-        )
-        message.with_header(correlation_id=0, client_id="c")
-        frame = memoryview(bytes(message.encode(header=True, framed=True)))
+        session = SESSION_ID if self.epoch > 0 else 0, self.epoch
+        frame = memoryview(fetch_frame(offsets, session))
         seen = self.client.request(parse_request_head(frame, max_request_bytes=1 << 20), frame, 0.0)
         seen.sent()
         self.epoch += self.in_session
@@ -81,23 +57,7 @@ class Consumer:
 
     def answer(self, seen, rows, piece_bytes=1 << 20) -> None:
         """With rows of partition, error and records; None: no records."""
-        response = APIS[FETCH].response
-        topic = response.FetchableTopicResponse
-        partitions = [
-            topic.PartitionData(
-                partition_index=index,
-                error_code=error,
-                high_watermark=-1 if error else LOG_END,
-                last_stable_offset=-1 if error else LOG_END,
-                log_start_offset=0,
-                aborted_transactions=None,
-                records=records,
-            )
-            for index, error, records in rows
-        ]
-        topics = [topic(topic_id=TOPIC_ID, partitions=partitions)] if rows else []
-        message = response[VERSION](session_id=SESSION_ID, responses=topics)
-        body = bytes(message.encode(header=False))
+        body = bytes(fetch_answer(rows, SESSION_ID).encode(header=False))
         walker = FetchWalker(VERSION, len(body), seen.observer(0.0))
         for start in range(0, len(body), piece_bytes):
             walker.feed(memoryview(body)[start : start + piece_bytes])

@@ -8,6 +8,7 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.progress.query import ProgressSettings
 from proxy.queries import queries
 from proxy.queries.queries import RESOLVE_AT_ONCE, Queries
+from proxy.relay.intercept_queue import InterceptQueue
 
 MADE_UP, LIMIT_S = 2_000, 30
 KNOWN_ID = bytes(16 * [255])
@@ -36,6 +37,7 @@ async def test_ids_that_nobody_knows_are_asked_for_in_steps(monkeypatch):
         *(ProgressSettings(), [], world.quotas, Bootstrap([("127.0.0.1", 1)]), world.instruments),
         metrics=world.prometheus,
         knows_client=lambda _: True,
+        unshown=InterceptQueue(lambda *_: None),
     )
     names = made.following.names
     (resolve,) = (each for each in made.works() if "names" in each.__name__)

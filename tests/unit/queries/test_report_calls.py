@@ -69,7 +69,7 @@ async def test_what_was_fetched_before_a_report_is_recorded_before_it():
     (member,) = Tier(members=1).members
     driver = ReportingDriver("q", query_id=uuid("q"), run_id=uuid("r"), sender=uuid("q"))
     unshown = InterceptQueue(lambda *_: None)
-    member.queries.following = replace(member.queries.following, unshown=lambda: unshown)
+    member.queries.following = replace(member.queries.following, unshown=unshown)
 
     def report(event, **more):
         raw = json.dumps(driver.document(event, **more)).encode()

@@ -14,6 +14,7 @@ from proxy.progress.topics import TopicNames
 from proxy.queries.following import APPLIED_WAIT_MS, FollowingContext
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.relay.intercept_queue import InterceptQueue
 from proxy.slices import Slices
 from proxy.wire.apis import LIST_OFFSETS
 
@@ -36,7 +37,8 @@ class TurnsWorld(QueryWorld):
         )
         self.turns = ReportScheduler(Slices(0.0))
         following = FollowingContext(
-            self.registry, self.backpressure, TopicNames(), self.quotas, pipelines, self.turns
+            *(self.registry, self.backpressure, TopicNames(), self.quotas, pipelines, self.turns),
+            InterceptQueue(lambda *_: None),
         )
         self.client = following.client(ClientIdentity("default", None, "orders"), 1)
         assert self.client.wants(LIST_OFFSETS, self.now_ms)
