@@ -160,7 +160,11 @@ def test_who_is_cut_off_from_kafka_sends_clients_away(tier: Tier) -> None:
         try:
             until(lambda: victim.get("/readyz")[0] == 503, "it is not ready", LIMIT_S)
             assert "out of tier faults" in victim.get("/readyz")[1]
-            assert victim.metrics().value("ready", member=f"{victim.name}/0") == 0
+            until(
+                lambda: victim.metrics().value("ready", member=f"{victim.name}/0") == 0,
+                "so say metrics",
+                SOON_S,
+            )
             client.goes_on(DRAIN_S + SOON_S)
             until_shared(*tier.machines[:2])
             # It may be reading slots that it was given before, for as long as it asks a broker.
