@@ -20,6 +20,7 @@ from proxy.admin.commands.operator_commands import (
     AdminRefusal,
     admin_port_client,
     asking_options,
+    refusal_of,
 )
 from proxy.admin.document_models import MISREAD, printable
 from proxy.admin.port.guard import REPORT_PATH
@@ -154,7 +155,7 @@ def _refusal(client: AdminPortClient) -> str | None:
     """
     reply = client.ask(REPORT_PATH, {}, "text/plain")
     is_taken = reply.status in (HTTPStatus.OK, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-    return None if is_taken else reply.refusal()[0]
+    return None if is_taken else refusal_of(reply)[0]
 
 
 async def _see_listeners(

@@ -40,6 +40,8 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes
+    reason: str = ""
+    """What HTTP's first line says of the status."""
 
     @property
     def is_ok(self) -> bool:
@@ -70,7 +72,13 @@ class PeerClient:
     https; None: the system's authorities are trusted.
     """
 
-    def __init__(self, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        most_bytes: int = MAX_MEMBER_BYTES,
+    ) -> None:
+        self._most_bytes = most_bytes
         self.token, self.tls = token, tls
         """May be replaced at any time."""
         self._session: aiohttp.ClientSession | None = None
@@ -103,7 +111,7 @@ class PeerClient:
                 trust_env=False,
             )
         if body is not None:
-            own["Content-Type"] = "application/json"
+            own.setdefault("Content-Type", "application/json")
         if self.token is not None:
             own["Authorization"] = f"Bearer {self.token}"
         url, tls = URL(f"{to.url.rstrip('/')}{target}", encoded=True), self.tls or True
@@ -114,9 +122,10 @@ class PeerClient:
             ) as response:
                 async for piece in response.content.iter_any():
                     received += piece
-                    if len(received) > MAX_MEMBER_BYTES:
-                        raise ValueError(f"its answer is above {MAX_MEMBER_BYTES} bytes")
-                return Reply(to.name, response.status, response.headers, bytes(received))
+                    if len(received) > self._most_bytes:
+                        raise ValueError(f"its answer is above {self._most_bytes} bytes")
+                reason = response.reason or ""
+                return Reply(to.name, response.status, response.headers, bytes(received), reason)
         except aiohttp.ClientConnectorCertificateError as error:
             why = f"its certificate is not trusted: {error.certificate_error}"
             raise PeerError(to.name, why, was_sent=False) from None

@@ -112,13 +112,13 @@ async def test_an_answer_that_trickles_for_ever_is_given_up(head: bytes):
 async def test_an_answer_that_has_no_end_is_given_up(monkeypatch):
     monkeypatch.setattr(operator_commands, "MAX_REPLY_BYTES", 1 << 20)
     async with other_server(b"", endless=b" " * (1 << 18)) as url:
-        with pytest.raises(AdminRefusal, match="is not over after"):
+        with pytest.raises(AdminRefusal, match="its answer is above 1048576 bytes"):
             await asyncio.to_thread(AdminPortClient(url).read, "/metrics")
 
 
 async def test_an_answer_that_is_cut_off_is_none():
     async with other_server(b"{}", b"HTTP/1.0 200 OK\r\nContent-Length: 10\r\n\r\n") as url:
-        with pytest.raises(AdminRefusal, match="IncompleteRead"):
+        with pytest.raises(AdminRefusal, match="not completed"):
             await asyncio.to_thread(AdminPortClient(url).read, "/metrics")
 
 
@@ -138,7 +138,7 @@ async def test_an_option_that_is_no_text_is_sent_as_it_is(capfd, command: list[s
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("http://a b", "control characters"),
+        ("http://a b", "not a URL such as"),
         ("ftp://x", "not a URL such as"),
         ("x", "not a URL such as"),
         ("http://127.0.0.1:0", "not a URL such as"),

@@ -1,33 +1,29 @@
 """The commands for operators of a running proxy, and how they ask its admin server."""
 
 import argparse
+import asyncio
 import getpass
 import json
-import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from importlib import import_module
-from io import BytesIO
 from pathlib import Path
 from time import monotonic
-from types import SimpleNamespace
-from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from proxy.admin.document_models import MISREAD, printable
 from proxy.errors import ProxyError
 from proxy.quota.validation import CLIENT_KEYS
 from proxy.state import Document
+from proxy.tier.peer_client import PeerClient, PeerError, Reply, Target
 
 PAGE_ROWS = 1_000  # as many as an answer may have
 MAX_REPLY_BYTES = 256 << 20  # of any path: the metrics of 10,000 clients have a tenth of it
 MAX_TOKEN_CHARS = 16 << 10
 WALK_LIMIT_S = 60.0  # for all pages of a list, which have MAX_REPLY_BYTES together at most
-PIECE_BYTES = 1 << 20
 DEFAULT_URL = "http://127.0.0.1:9644"
 _FIX_URL = "give the address of admin.bind as --url"
 
@@ -41,23 +37,6 @@ class AdminRefusal(ProxyError):  # noqa: N818 - what came of it, for people
     def __init__(self, problem: str, fix: str, *, is_bad_input: bool = False) -> None:
         super().__init__(printable(problem), printable(fix))
         self.is_bad_input = is_bad_input
-
-
-class AdminReply(NamedTuple):
-    """An answer of the admin server."""
-
-    status: int
-    reason: str
-    """What HTTP's first line says of the status."""
-    body: bytes
-
-    def refusal(self) -> tuple[str, str]:
-        """Return why the proxy refused a request, and the fix."""
-        try:
-            said = json.loads(self.body)
-            return str(said["error"]), str(said["fix"])
-        except MISREAD:
-            return self.reason, "see that it is a quota proxy of this version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,43 +56,44 @@ class AdminPortClient:
         path: str,
         body: Mapping[str, object] | None = None,
         content_type: str = "application/json",
-    ) -> AdminReply:
+    ) -> Reply:
         """Return what a path answers: `GET`, or `POST` with a body. Raises AdminRefusal."""
-        headers = {"Connection": "close"}
-        data = None if body is None else json.dumps(body).encode()
-        if data is not None:
-            headers["Content-Type"] = content_type
-        if self.token is not None:
-            headers["Authorization"] = f"Bearer {self.token}"
         try:
             parts = urlsplit(self.url)
-            if parts.scheme not in ("http", "https") or parts.port == 0:  # one too high raises
+            is_known = parts.scheme in ("http", "https") and parts.port != 0  # one too high raises
+            if not is_known or [self.url] != self.url.split():
                 raise ValueError("it is not a URL such as http://127.0.0.1:9644")
-            host, port, limit_s = parts.hostname or "", parts.port, self.timeout_s
-            with closing(
-                HTTPConnection(host, port, timeout=limit_s)
-                if parts.scheme == "http"
-                else HTTPSConnection(host, port, timeout=limit_s, context=self.tls)
-            ) as connection:
-                try:
-                    connection.connect()
-                except OSError as error:
-                    fix = f"start the proxy, or {_FIX_URL}"
-                    raise AdminRefusal(f"{self.url} does not answer: {error}", fix) from None
-                method, target = "GET" if data is None else "POST", parts.path.rstrip("/") + path
-                connection.request(method, target, data, headers)
-                return _received(connection.sock, limit_s)
-        except (OSError, HTTPException, ValueError) as error:
-            problem = f"{self.url!r} does not answer as a proxy would: {error}"
-            is_bad_url = isinstance(error, (ValueError, InvalidURL))
-            raise AdminRefusal(problem, _FIX_URL, is_bad_input=is_bad_url) from None
+            return asyncio.run(self._answer(path, body, content_type))
+        except PeerError as error:
+            if not error.was_sent:
+                fix = f"start the proxy, or {_FIX_URL}"
+                raise AdminRefusal(f"{self.url} does not answer: {error.why}", fix) from None
+            why, is_bad_url = error.why, False
+        except TimeoutError:
+            why, is_bad_url = f"its answer is not over after {self.timeout_s:g} s", False
+        except ValueError as error:
+            why, is_bad_url = str(error), True
+        problem = f"{self.url!r} does not answer as a proxy would: {why}"
+        raise AdminRefusal(problem, _FIX_URL, is_bad_input=is_bad_url)
+
+    async def _answer(
+        self, path: str, body: Mapping[str, object] | None, content_type: str
+    ) -> Reply:
+        client = PeerClient(self.token, self.tls, MAX_REPLY_BYTES)
+        data = None if body is None else json.dumps(body).encode()
+        method, headers = "GET" if data is None else "POST", {"Content-Type": content_type}
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await client.send(Target("", self.url), method, path, headers, data)
+        finally:
+            await client.close()
 
     def read(self, path: str, body: Mapping[str, object] | None = None) -> bytes:
         """Return the body of an answer. Raises AdminRefusal, also for what is refused."""
         reply = self.ask(path, body)
         if reply.status == HTTPStatus.OK:
             return reply.body
-        what, fix = reply.refusal()
+        what, fix = refusal_of(reply)
         if reply.status == HTTPStatus.UNAUTHORIZED:
             fix += "; give its file as --token-file"
         problem = f"{self.url} refuses with {reply.status}: {what}"
@@ -158,22 +138,13 @@ class AdminPortClient:
         return rows
 
 
-def _received(sock: socket.socket, limit_s: float) -> AdminReply:
-    """Return the answer that comes until the end of a connection.
-
-    Raises OSError for what takes too long or is too much, HTTPException for what is no answer.
-    """
-    raw, end_s = bytearray(), monotonic() + limit_s
-    while piece := sock.recv(PIECE_BYTES):
-        raw += piece
-        left_s = end_s - monotonic()
-        if len(raw) > MAX_REPLY_BYTES or left_s <= 0:
-            raise OSError(f"the answer is not over after {len(raw)} bytes")
-        sock.settimeout(left_s)
-    whole: Any = SimpleNamespace(makefile=lambda _: BytesIO(raw))
-    reply = HTTPResponse(whole)
-    reply.begin()
-    return AdminReply(reply.status, reply.reason, reply.read())
+def refusal_of(reply: Reply) -> tuple[str, str]:
+    """Return why the proxy refused a request, and the fix."""
+    try:
+        said = json.loads(reply.body)
+        return str(said["error"]), str(said["fix"])
+    except MISREAD:
+        return reply.reason, "see that it is a quota proxy of this version"
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
