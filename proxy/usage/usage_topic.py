@@ -7,14 +7,13 @@ old, and the oldest is lost beyond a bound; then numbers are skipped, so that a 
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from aiokafka.partitioner import murmur2
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from kafka.protocol.producer import InitProducerIdRequest
 from structlog import get_logger
 
 from metrics import UsageInstruments
@@ -24,8 +23,7 @@ from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.slices import Slices
 from proxy.state import StateError
 from proxy.state.kafka.messages import GZIP_CODE, batches
-from proxy.state.kafka.producer import SEQUENCES
-from proxy.state.kafka.state_topic import COMPACT, FencedError, StateTopic
+from proxy.state.kafka.state_topic import COMPACT, StateTopic
 from proxy.usage.usage_record import UsageKey, UsageRecord, message_key
 
 USAGE_PARTITIONS = 6
@@ -34,12 +32,8 @@ RETENTION_MS = 90 * 24 * 3600 * 1000
 BATCH_LIMIT_BYTES = 900_000  # before compression; brokers take 1 MiB by default
 GZIP = "gzip"
 
-OUT_OF_ORDER, DUPLICATE = 45, 46
-"""Of a producer's batches: one before was lost, or this one is there already."""
-
 INVALID_TIMESTAMP = 32
 
-UNUSED_TIMEOUT_MS = 60_000  # of transactions, of which there are none
 NO_PRODUCER = -1
 NOT_FOUND = -1  # in place of the offset at a time
 
@@ -58,17 +52,10 @@ _log = get_logger(__name__)
 
 
 class UsageTopic(StateTopic):
-    """The topic; one task at a time appends, or reads. Who appends is one idempotent producer.
-
-    Raises as StateTopic does.
-    """
+    """The topic; one task at a time appends, or reads. Raises as StateTopic does."""
 
     def __init__(self, way: Bootstrap, name: str) -> None:
         super().__init__(way, name, USAGE_PARTITIONS)
-        self._producer: tuple[int, int] | None = None
-        """Its id and epoch."""
-        self._sequences: Counter[int] = Counter()
-        """How many records were appended with it, by partition."""
 
     async def is_there(self) -> bool:
         """Return whether there is such a topic; count its partitions."""
@@ -114,64 +101,17 @@ class UsageTopic(StateTopic):
         for record in records:
             partition = (murmur2(message_key(record)) & 0x7FFFFFFF) % self.partitions
             by_partition.setdefault(partition, []).append(record)
-        try:
-            for number, left in by_partition.items():
-                while left:
-                    if self._producer is None:
-                        await self.retry(self._init)
-                    batch, count = self._batch(number, left)
-                    await asyncio.sleep(0)  # it takes a millisecond
-                    try:
-                        await self.retry(partial(self._append, number, batch))
-                        del left[:count]
-                    except FencedError:
-                        self._producer = None  # the brokers have forgotten it
-        except BaseException:
-            self._producer = None  # what is next has other contents, and may not take their numbers
-            raise
-
-    async def _init(self) -> None:
-        request = InitProducerIdRequest[3](
-            transactional_id=None,
-            transaction_timeout_ms=UNUSED_TIMEOUT_MS,
-            producer_id=NO_PRODUCER,
-            producer_epoch=NO_PRODUCER,
-        )
-        response = await self.ask(request)
-        self.check(response.error_code, f"begin to write to topic {self.name}")
-        self._producer = response.producer_id, response.producer_epoch
-        self._sequences.clear()
-
-    def _batch(self, partition: int, records: Sequence[UsageRecord]) -> tuple[bytes, int]:
-        """Return a batch of the first records, as many as it takes, and how many these are."""
-        assert self._producer is not None
-        producer_id, producer_epoch = self._producer
-        batch = DefaultRecordBatchBuilder(
-            magic=2,
-            compression_type=GZIP_CODE,
-            is_transactional=0,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=self._sequences[partition],
-            batch_size=BATCH_LIMIT_BYTES,
-        )
-        # Brokers refuse times to come, as of a record that ended before the clock was put back.
-        count, now_ms = 0, int(time.time() * MS_PER_SECOND)
-        for each in records:
-            value, ended_ms = each.model_dump_json().encode(), min(each.end_ms, now_ms)
-            if not batch.append(count, ended_ms, message_key(each), value, []):
-                break
-            count += 1
-        self._sequences[partition] = (self._sequences[partition] + count) % SEQUENCES
-        return bytes(batch.build()), count
+        for number, left in by_partition.items():
+            while left:
+                batch, count = _batch(left)
+                await asyncio.sleep(0)  # it takes a millisecond
+                await self.retry(partial(self._append, number, batch))
+                del left[:count]
 
     async def _append(self, number: int, batch: bytes) -> None:
         """Send a batch to the leader of its partition."""
         async for part in self.produce({number: batch}):
-            if part.error_code == OUT_OF_ORDER:
-                raise FencedError(f"partition {number} lacks what was written before")
-            if part.error_code != DUPLICATE:
-                self.check(part.error_code, f"write to topic {self.name}")
+            self.check(part.error_code, f"write to topic {self.name}")
 
     async def positions_at(self, time_ms: int) -> tuple[dict[int, int], dict[int, int]]:
         """Return by partition where the records of a time and later begin, and where all end now.
@@ -183,6 +123,28 @@ class UsageTopic(StateTopic):
         starts = await self.retry(partial(self.offsets, numbers, time_ms))
         found = {number: start for number, start in starts.items() if start != NOT_FOUND}
         return found, ends
+
+
+def _batch(records: Sequence[UsageRecord]) -> tuple[bytes, int]:
+    """Return a batch of the first records, as many as it takes, and how many these are."""
+    batch = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=GZIP_CODE,
+        is_transactional=0,
+        # Not idempotent: whoever reads drops doubles by the records' own numbers.
+        producer_id=NO_PRODUCER,
+        producer_epoch=NO_PRODUCER,
+        base_sequence=NO_PRODUCER,
+        batch_size=BATCH_LIMIT_BYTES,
+    )
+    # Brokers refuse times to come, as of a record that ended before the clock was put back.
+    count, now_ms = 0, int(time.time() * MS_PER_SECOND)
+    for each in records:
+        value, ended_ms = each.model_dump_json().encode(), min(each.end_ms, now_ms)
+        if not batch.append(count, ended_ms, message_key(each), value, []):
+            break
+        count += 1
+    return bytes(batch.build()), count
 
 
 def usage_messages(topic: str, part: Any, positions: dict[int, int]) -> Iterator[bytes | None]:
