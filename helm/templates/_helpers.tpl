@@ -157,7 +157,11 @@ in: were those of all replicas here, another one would restart them all. */}}
   {{- if $listener.broker_ports -}}
     {{- $ends := splitList "-" $listener.broker_ports -}}
     {{- $first := index $ends 0 | int -}}
-    {{- range $port := untilStep $first (add1 (index $ends 1 | int) | int) 1 -}}
+    {{- $last := index $ends 1 | int -}}
+    {{- if ge (sub $last $first) 1000 -}}
+      {{- fail (printf "listener %q: broker_ports %s are more than 1000, and each is a port of the Service: write as many as there are broker ids, or have one for all with tls.sni" $listener.name $listener.broker_ports) -}}
+    {{- end -}}
+    {{- range $port := untilStep $first (add1 $last | int) 1 -}}
       {{- $ports = append $ports (dict "name" (printf "%s-broker-%d" $listener.name (sub $port $first)) "port" $port) -}}
     {{- end -}}
   {{- end -}}

@@ -1,5 +1,10 @@
 {{/* The pod, the same in a StatefulSet and in a Deployment. */}}
 {{- define "quota-proxy.pod" -}}
+{{- range $label, $_ := include "quota-proxy.labels" . | fromYaml -}}
+  {{- if hasKey $.Values.podLabels $label -}}
+    {{- fail (printf "podLabels: %s is the chart's own, by which pods are found: leave it out" $label) -}}
+  {{- end -}}
+{{- end }}
 metadata:
   labels:
     {{- include "quota-proxy.labels" . | nindent 4 }}

@@ -276,6 +276,14 @@ def test_an_empty_list_of_peers_is_everybody(helm: Helm) -> None:
             {"config.admin": '{"read_needs_token": true, "open_paths": ["/readyz"]}'},
             "lacks /healthz",
         ),
+        ({"podLabels": '{"app.kubernetes.io/name": "other"}'}, r"io/name is the chart's own"),
+        (
+            {
+                "config.listeners": '[{"name": "default", "bind": "0.0.0.0:19092",'
+                '"broker_ports": "1-65535"}]'
+            },
+            "are more than 1000",
+        ),
     ],
 )
 def test_what_can_not_work_is_refused(helm: Helm, sets: dict[str, str], message: str) -> None:
