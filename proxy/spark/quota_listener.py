@@ -776,10 +776,10 @@ def _read_answer(status: int, content: bytes) -> _ReportAnswer:
         said = json.loads(content)
         text = "; ".join(str(said[key]) for key in ("error", "fix") if key in said)
         reason = said.get("reason", "")
-        advice, information = (
-            tuple(_short(str(each)) for each in said.get(key, ()))
-            for key in ("advice", "information")
-        )
+        lists = [said.get(key, []) for key in ("advice", "information")]
+        if not all(isinstance(each, list) for each in lists):
+            raise TypeError("no answer of the proxy")
+        advice, information = (tuple(_short(str(each)) for each in given) for given in lists)
     except (ValueError, TypeError, AttributeError, RecursionError):
         return _ReportAnswer(status, "", _short(content.decode("utf-8", "replace")))
     return _ReportAnswer(status, _short(str(reason)), _short(text), advice, information)

@@ -194,11 +194,28 @@ def test_information_is_logged_once_for_all_queries(
 
 
 @pytest.mark.parametrize(
-    "body", [[], {"advice": None}, {"advice": 5}, {"advice": [[1], None]}, "x", None]
+    ("body", "shown"),
+    [
+        ([], 0),
+        ({"advice": None}, 0),
+        ({"advice": 5}, 0),
+        ({"advice": "add a rule"}, 0),
+        ({"information": {"add": "a rule"}}, 0),
+        ({"advice": [[1], None]}, 2),
+        ("x", 0),
+        (None, 0),
+    ],
 )
 def test_an_odd_answer_is_no_fault(
-    receiver: Receiver, listen: Listen, run: Run, body: object
+    receiver: Receiver,
+    listen: Listen,
+    run: Run,
+    body: object,
+    shown: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
+
     async def answer(_request: web.Request, _report: Report) -> web.Response:
         return web.json_response(body)
 
@@ -207,6 +224,7 @@ def test_an_odd_answer_is_no_fault(
     listener.onQueryStarted(run.started())
     assert listener.close(10)
     assert (listener.sent, listener.dropped) == (1, 0)
+    assert len(caplog.records) == shown
 
 
 @pytest.mark.parametrize(
