@@ -1,5 +1,6 @@
 """The admin HTTP server of a member: its address, who may ask what there, all paths, the page."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -17,7 +18,7 @@ from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.admin_port import AdminPort
-from proxy.admin.port.guard import AccessRules, Guard
+from proxy.admin.port.guard import AccessRules, AdminProtocol, Guard
 from proxy.admin.query_documents import PARTITION
 from proxy.config.models import AdminSection
 from proxy.relay.ports import ListenerError
@@ -120,17 +121,18 @@ class AdminServer:
             raise ListenerError(
                 f"admin.bind: {self._bind.host} can be reached by others; set a token"
             )
-        # A compressed body is taken as it is, and so refused: none is long enough to need it.
-        runner = web.AppRunner(
-            self.application(),
-            access_log=None,
-            logger=_quiet,
-            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-            auto_decompress=False,
-        )
+        runner = web.AppRunner(self.application(), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await runner.setup()
         assert runner.server is not None
-        self.listening.make_http = runner.server
+        # A compressed body is taken as it is, and so refused: none is long enough to need it.
+        self.listening.make_http = partial(
+            AdminProtocol,
+            runner.server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,
+            logger=_quiet,
+            auto_decompress=False,
+        )
         self.listening.addresses.clear()  # of an earlier start
         try:
             self.listening.serve(sockets)

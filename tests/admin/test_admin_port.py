@@ -1,6 +1,7 @@
 """Whoever holds connections to the admin port keeps no one else out; over plain sockets and TLS."""
 
 import asyncio
+import json
 import socket
 import ssl
 from collections import Counter
@@ -89,7 +90,7 @@ async def opened(server: AdminServer, host: str = HOST) -> AsyncIterator[AdminSe
 
 def connected(server: AdminServer) -> int:
     """Return how many connections aiohttp serves."""
-    return len(server.listening.make_http.connections)
+    return len(server.listening.make_http.args[0].connections)
 
 
 async def call(stack: AsyncExitStack, server: AdminServer, tls: Tls, address: str = HOST) -> Caller:
@@ -126,6 +127,27 @@ async def test_who_is_slow_is_closed(world: AdminWorld, tls: Tls, sent: bytes):
         caller.writer.write(sent)
         answer = await caller.ended()
         assert answer.count(b"HTTP/1.1 200") == sent.count(GET)
+
+
+NO_REQUESTS = {
+    "too many headers": GET[:-2] + b"X: a\r\n" * 200 + b"\r\n",
+    "a long path": b"GET /" + b"a" * 10_000 + GET[12:],
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "Kafka": b"\0\0\0\x10\0\x12\0\3\0\0\0\1\0\4test\0\0",
+}
+
+
+@pytest.mark.parametrize("sent", NO_REQUESTS.values(), ids=NO_REQUESTS.keys())
+async def test_what_is_no_request_is_answered_in_json(world: AdminWorld, tls: Tls, sent: bytes):
+    async with (
+        opened(world.server(tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        caller = await call(stack, server, tls)
+        caller.writer.write(sent)
+        head, _, body = (await caller.ended()).partition(b"\r\n\r\n")
+        assert head.split()[1] == b"400"
+        assert json.loads(body).keys() == {"error", "fix"}
 
 
 async def test_a_head_that_trickles_is_slow_too(world: AdminWorld, tls: Tls):

@@ -120,6 +120,25 @@ _TASKS: Mapping[Right, str] = {
 _log = get_logger(__name__)
 
 
+class AdminProtocol(web.RequestHandler):
+    """Answers what is no request with a JSON error, too."""
+
+    __slots__ = ()
+
+    def handle_error(  # noqa: D102
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        plain = super().handle_error(request, status, exc, message)
+        fix = "send HTTP/1.1, with at most 128 headers, and 8190 bytes in one or in the path"
+        response = ApiError(plain.status, message or plain.reason, fix).response()
+        response.force_close()
+        return response
+
+
 class Guard:
     """Lets only those requests pass that show what they must.
 
