@@ -48,6 +48,9 @@ WRITE_PAUSE_S = 0.02
 """At least so long between two writes. What was advertised to a driver is written at once
 otherwise: a proxy that is killed must not forget it."""
 
+WRITTEN_LIMIT_S = 2.0
+"""How long the answer to a stage's report on a batch waits until that is written."""
+
 RESOLVE_PAUSE_S = 1.0
 """Between two look-ups of topic ids that the cluster did not know."""
 
@@ -103,6 +106,8 @@ class Queries:
         self._quotas = quotas
         self._to_write = asyncio.Event()
         """Set when there are records that are to be written at once."""
+        self._written: asyncio.Event | None = None
+        """Set when what has changed by now was written, or could not be; None: nobody writes."""
         on_change = self._to_write.set
         self.registry = QueryRegistry(progress, _log_event, knows_client)
         self.backpressure = Backpressure(quotas, on_change)
@@ -250,13 +255,19 @@ class Queries:
         unknown = self.registry.unknown_ends(report)
         if not is_short:
             await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
-        if self._is_stage(report.client_id, report.name):
+        is_stage = self._is_stage(report.client_id, report.name)
+        if is_stage:
             unknown |= self.running.lost_ends(report)
         ends = await self._ends(unknown) if unknown else {}
         if self.following.unshown.waiting:
             await self._slices.collect(self.following.unshown.showing())
         steps = self._accepting(report, ends, scope)
-        return await self._turns.take(steps, is_short=len(report.ranges) <= 1)
+        taken = await self._turns.take(steps, is_short=len(report.ranges) <= 1)
+        if is_stage and report.batch is not None and self._written is not None:
+            # Who is told that it was taken does not send it again, to whoever has the ledger then.
+            self._to_write.set()
+            await wait_at_most(WRITTEN_LIMIT_S, self._written.wait())
+        return taken
 
     async def _parse_long(self, raw: bytes) -> Report:
         async with self._parsing:
@@ -356,10 +367,13 @@ class Queries:
                 _log.error("unexpected error about queries", exc_info=error)
 
     async def _write_on(self) -> None:
+        self._written = asyncio.Event()
         while True:
             await wait_at_most(QUERIES_TICK_S, self._to_write.wait())
             self._to_write.clear()
+            written, self._written = self._written, asyncio.Event()
             await self._write()
+            written.set()
             await asyncio.sleep(WRITE_PAUSE_S)
 
     async def _write(self) -> bool:

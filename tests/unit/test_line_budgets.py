@@ -27,7 +27,7 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1319, 650),
     "proxy/tier": Budget(4196, 2350),
     "proxy/onboarding": Budget(961, 700),
-    "proxy/queries": Budget(963, 650),
+    "proxy/queries": Budget(977, 650),
     "proxy/admin": Budget(6170, 4250),
     "proxy/config": Budget(2615, 2150),
     "proxy/relay": Budget(6808, 4300),

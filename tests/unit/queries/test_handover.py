@@ -281,6 +281,18 @@ async def test_records_of_others_and_of_nobody_stay_at_the_start():
     assert tier.store.items("") == kept
 
 
+async def test_who_is_told_that_a_stage_s_batch_was_taken_need_not_send_it_again():
+    tier = await started(members=1)
+    *_, write_on = tier.members[0].queries.works()
+    writing = asyncio.create_task(write_on())
+    await asyncio.sleep(0)  # it writes
+    await take(tier, ("one", 5))
+    kept = {record.key.partition("/")[0] for record in tier.store.items("")}
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    assert "ledger" in kept
+
+
 async def test_what_comes_late_of_what_was_let_go_makes_no_record_due():
     tier = await started()
     old = tier.members[0]
