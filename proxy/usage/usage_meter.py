@@ -289,7 +289,8 @@ class UsageRecorder:
         self._plan()
 
     def _day_ms(self) -> int:
-        return round(self._clock_s() * MS_PER_SECOND)
+        # A clock that is not set is before 1970, and the interval begins before it ends.
+        return max(round(self._clock_s() * MS_PER_SECOND), 1)
 
     def _plan(self) -> None:
         """Choose the end of the interval: of the day, and by the monotonic clock."""

@@ -31,7 +31,7 @@ BUDGETS = {
     "proxy/admin": Budget(6170, 4250),
     "proxy/config": Budget(2615, 2150),
     "proxy/relay": Budget(6808, 4300),
-    "proxy/usage": Budget(960, 950),
+    "proxy/usage": Budget(961, 950),
     "proxy/pipeline": Budget(3097, 2700),
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5630, 3100),

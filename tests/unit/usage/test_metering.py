@@ -80,3 +80,16 @@ async def test_where_the_clock_was_ahead_the_next_interval_is_of_the_time_that_i
     assert first[1] > 7200_000
     assert all(start < end <= (world.now_s - START_S) * 1000 for start, end in spans)
     assert all(after[0] == before[1] for before, after in pairwise(spans))
+
+
+async def test_a_clock_that_is_before_1970_loses_no_bytes():
+    world = MeteringWorld()
+    world.epoch_s -= 2 * START_S
+    await world.run(130, 1000)
+    world.epoch_s += 2 * START_S
+    await world.run(120, 1000)
+    await world.metering.close()
+    records = world.writer.take()
+    assert sum(each.bytes for each in records) == 250_000
+    assert len(records) == 4
+    assert all(each.start_ms < each.end_ms for each in records)
