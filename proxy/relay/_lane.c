@@ -22,7 +22,7 @@ enum {
     RESPONSE_START = 8, /* length, correlation id */
     MAX_IN_FLIGHT = 32, MAX_KEPT = (64 << 10) / MAX_IN_FLIGHT, SAMPLE_EVERY = 67,
 };
-enum { BATCH_LENGTH = 8, BATCH_PREFIX = 12, BATCH_MAGIC = 16, LAST_DELTA = 23, MIN_BATCH = 61, NO_TAGS = 3 };
+enum { BATCH_LENGTH = 8, BATCH_PREFIX = 12, BATCH_MAGIC = 16, LAST_DELTA = 23, MIN_BATCH = 61 };
 #define OBJECT(of) ((PyObject *)(of))
 #define KEPT(of) {of->about, of->starts, of->renew, of->observe, of->shapes, of->rows, of->run, of->began}
 #define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
@@ -124,25 +124,25 @@ static int is_plain(Kind *kind, const char *frame, int64_t bytes) {
     return same < 0 ? -1 : same == bytes;
 }
 
-/* Where the records end that a response has from `at` on, if it has nothing else, or -1. */
-static int64_t end_of(const char *frame, int64_t at, int64_t bytes) {
-    int64_t end = -1, last = bytes - NO_TAGS;
-    while (at < last && frame[at++] & 0x80) continue; /* their length is that of the batches */
+/* Where the records end that a response of a run has from `at` on, if it has nothing else, or -1. */
+static int64_t end_of(Kind *kind, const char *frame, int64_t at, int64_t bytes) {
+    int64_t end = -1, last = bytes - PyLong_AsLong(PyList_GetItem(kind->run, 3));
+    while (last < bytes && at < last && frame[at++] & 0x80) continue; /* their length is that of the batches */
     for (; at + MIN_BATCH <= last && frame[at + BATCH_MAGIC] == 2; at += BATCH_PREFIX + int32_at(frame + at + BATCH_LENGTH))
         end = (int64_t)((uint64_t)int64_at(frame + at) + int32_at(frame + at + LAST_DELTA) + 1);
-    return at == last && !memcmp(frame + last, "\0\0", NO_TAGS) ? end : -1;
+    return at == last && !memcmp(frame + last, "\0\0", (size_t)(bytes - last)) ? end : -1;
 }
 
 /* Keeps copies of a request and its response; in place of those before where it goes on with a run. */
 static int show(Kind *kind, Exchange *exchange, const char *frame, int64_t bytes) {
     char *asked = PyBytes_AsString(exchange->request);
     int64_t start = -1, end = -1, asked_bytes = exchange->bytes;
-    if (PyList_Size(kind->run)) { /* (shape of the request, of its response, where the offset is) */
+    if (PyList_Size(kind->run)) { /* the parts of a FetchRunShape */
         int64_t like = begins(PyList_GetItem(kind->run, 0), asked, asked_bytes);
         int64_t at = begins(PyList_GetItem(kind->run, 1), frame, bytes);
         if (like < 0 || at < 0) return -1;
         if (at && like == asked_bytes)
-            start = int64_at(asked + PyLong_AsLong(PyList_GetItem(kind->run, 2))), end = end_of(frame, at, bytes);
+            start = int64_at(asked + PyLong_AsLong(PyList_GetItem(kind->run, 2))), end = end_of(kind, frame, at, bytes);
     }
     Py_ssize_t rows = PyList_Size(kind->rows);
     PyObject *before = rows ? PyList_GetItem(kind->rows, rows - 1) : NULL, *done = NULL;

@@ -5,9 +5,10 @@ from uuid import UUID
 
 from proxy.wire.apis import APIS, FETCH
 
-VERSION = 15
+VERSION, NAMED_VERSION = 15, 11
 TOPIC, TOPIC_ID = "t", UUID(int=7)
 LOG_END = 60
+LEAST_LIMIT = 1000
 MIN_BATCH_BYTES, BATCH_PREFIX_BYTES = 61, 12
 
 
@@ -17,26 +18,31 @@ def batch(start: int, count: int) -> bytes:
     return head + bytes(MIN_BATCH_BYTES - len(head))
 
 
-def fetch_frame(offsets, session, number=0, forgotten=()) -> bytes:
-    """A request by offsets of partitions, in a session: its id and epoch."""
+def fetch_frame(offsets, session, number=0, forgotten=(), version=VERSION) -> bytes:
+    """A request by offsets of partitions, in a session: its id and epoch.
+
+    How much it asks for differs from one to the next, as what the lane has limited does.
+    """
     request = APIS[FETCH].request
     asked = [
         request.FetchTopic.FetchPartition(partition=index, fetch_offset=offset)
         for index, offset in offsets.items()
     ]
-    gone = [request.ForgottenTopic(topic_id=TOPIC_ID, partitions=[each]) for each in forgotten]
+    named = {"topic": TOPIC, "topic_id": TOPIC_ID}
+    gone = [request.ForgottenTopic(**named, partitions=[each]) for each in forgotten]
     session_id, epoch = session
-    message = request[VERSION](
+    message = request[version](
+        max_bytes=LEAST_LIMIT + number,
         session_id=session_id,
         session_epoch=epoch,
-        topics=[request.FetchTopic(topic_id=TOPIC_ID, partitions=asked)] if offsets else [],
+        topics=[request.FetchTopic(**named, partitions=asked)] if offsets else [],
         forgotten_topics_data=gone,
     )
     message.with_header(correlation_id=number, client_id="c")
     return bytes(message.encode(header=True, framed=True))
 
 
-def fetch_answer(rows, session_id):
+def fetch_answer(rows, session_id, version=VERSION):
     """A response with rows of partition, error and records; None: no records."""
     response = APIS[FETCH].response
     topic = response.FetchableTopicResponse
@@ -52,5 +58,5 @@ def fetch_answer(rows, session_id):
         )
         for index, error, records in rows
     ]
-    topics = [topic(topic_id=TOPIC_ID, partitions=partitions)] if rows else []
-    return response[VERSION](session_id=session_id, responses=topics)
+    topics = [topic(topic=TOPIC, topic_id=TOPIC_ID, partitions=partitions)] if rows else []
+    return response[version](session_id=session_id, responses=topics)

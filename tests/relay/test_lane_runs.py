@@ -5,15 +5,17 @@ from types import SimpleNamespace
 import pytest
 from parts.bare_lane import BareLane
 from wire.test_fetch_run import (
+    EACH_FORM,
     FIRST,
     OTHER,
     SECOND,
     SESSION,
     SESSIONLESS,
-    THIRD,
+    VERSION,
     answered,
     asked,
     batch,
+    reading_on,
     shape_of,
 )
 
@@ -28,13 +30,18 @@ def about():
     return SimpleNamespace(run=[])
 
 
+def learn(world, request, response):
+    """Let requests like this one pass."""
+    world.about = about()
+    head = parse_request_head(memoryview(request), max_request_bytes=1 << 20)
+    world.learn(world.about, request, head.header_end)
+    world.about.run[:] = shape_of(request, response)
+
+
 @pytest.fixture
 def world():
     world = BareLane()
-    world.about = about()
-    head = parse_request_head(memoryview(FIRST[0]), max_request_bytes=1 << 20)
-    world.learn(world.about, FIRST[0], head.header_end)
-    world.about.run[:] = shape_of(*FIRST)
+    learn(world, *FIRST)
     yield world
     world.close()
 
@@ -56,12 +63,15 @@ def size(*exchanges):
     return sum(len(response) for _, response in exchanges)
 
 
-def test_the_last_one_stands_for_all(world):
-    assert passed(world, FIRST) == [(1, 1, 10, size(FIRST))]
-    assert passed(world, SECOND) == [(2, 2, 10, size(FIRST, SECOND))]
-    assert passed(world, THIRD) == [(3, 3, 10, size(FIRST, SECOND, THIRD))]
+@EACH_FORM
+def test_the_last_one_stands_for_all(world, version):
+    first, second, third = reading_on(version)
+    learn(world, *first)
+    assert passed(world, first) == [(1, 1, 10, size(first))]
+    assert passed(world, second) == [(2, 2, 10, size(first, second))]
+    assert passed(world, third) == [(3, 3, 10, size(first, second, third))]
     (row,) = world.rows
-    assert row[1:3] == THIRD
+    assert row[1:3] == third
 
 
 def test_a_run_begins_anywhere(world):
@@ -169,18 +179,27 @@ def test_a_request_that_begins_another_session_is_kept(world, answered_in):
         {"partitions": [0, 1]},
         {"error_code": 70},
         {"of": {"error_code": 1}},
-        {"node_endpoints": True},
     ],
     ids=str,
 )
-def test_so_is_what_gets_another_response(world, other):
-    if "node_endpoints" in other:
-        endpoint = APIS[FETCH].response.NodeEndpoint(node_id=1, host="h", port=1, rack=None)
-        other = {"node_endpoints": [endpoint]}
-    answer = answered(**{"records": batch(15, 3), "number": 2, **other})
-    passed(world, FIRST)
-    rows = passed(world, (SECOND[0], answer))
+@EACH_FORM
+def test_so_is_what_gets_another_response(world, other, version):
+    is_kept(world, version, other)
+
+
+def test_so_is_what_gets_the_address_of_a_broker(world):
+    endpoint = APIS[FETCH].response.NodeEndpoint(node_id=1, host="h", port=1, rack=None)
+    is_kept(world, VERSION, {"node_endpoints": [endpoint]})
+
+
+def is_kept(world, version, other):
+    """Have a Fetch between two that read on get another response."""
+    first, second, third = reading_on(version)
+    learn(world, *first)
+    answer = answered(**{"records": batch(15, 3), "number": 2, "version": version, **other})
+    passed(world, first)
+    rows = passed(world, (second[0], answer))
     assert [row[0] for row in rows] == [1, 2]
     assert rows[1][3] == len(answer)
-    third = passed(world, THIRD)[-1]  # nothing goes on with it
-    assert third == (3, 3, 18, size(THIRD))
+    third_row = passed(world, third)[-1]  # nothing goes on with it
+    assert third_row == (3, 3, 18, size(third))

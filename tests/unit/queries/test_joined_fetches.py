@@ -7,7 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from parts.bare_lane import BareLane
-from parts.fetch_frames import TOPIC, TOPIC_ID, VERSION, batch, fetch_answer, fetch_frame
+from parts.fetch_frames import (
+    NAMED_VERSION,
+    TOPIC,
+    TOPIC_ID,
+    VERSION,
+    batch,
+    fetch_answer,
+    fetch_frame,
+)
 from unit.queries.test_following import FollowingWorld
 
 from proxy.relay.intercept_queue import InterceptQueue
@@ -38,7 +46,7 @@ STEPS = st.lists(
 class Consumer:
     """One connection of a query's client, with the frames of its broker."""
 
-    def __init__(self, *, in_session: bool) -> None:
+    def __init__(self, *, in_session: bool, version: int = VERSION) -> None:
         world = FollowingWorld(queries=["c"], adaptive=["c"])
         world.following.names.known[TOPIC_ID.bytes] = TOPIC
         self.query, self.client = world.registry.query_of("c"), world.client()
@@ -48,6 +56,7 @@ class Consumer:
         self.number = self.offset = self.asked_of = 0
         self.session = (0, 0) if in_session else (0, -1)
         self.session_id = SESSION_ID
+        self.version = version
 
     def failed(self, error: Exception) -> None:
         raise error
@@ -60,13 +69,13 @@ class Consumer:
 
     def ask(self, offsets, forgotten=()) -> None:
         self.number += 1
-        frame = fetch_frame(offsets, self.session, self.number, forgotten)
+        frame = fetch_frame(offsets, self.session, self.number, forgotten, self.version)
         if self.kind is None:
             head = parse_request_head(memoryview(frame), max_request_bytes=1 << 20)
             self.kind = SimpleNamespace(
                 session=SimpleNamespace(interceptor=self.client),
-                plan=plan_of(FETCH, VERSION),
-                version=VERSION,
+                plan=plan_of(FETCH, self.version),
+                version=self.version,
                 first=head,
                 is_wanted=lambda now_ms: self.client.wants(FETCH, now_ms),
                 run=[],
@@ -76,7 +85,8 @@ class Consumer:
 
     def answer(self, number, rows) -> None:
         """With rows of partition, error and records; None: no records."""
-        message = fetch_answer(rows, self.session_id if self.session[1] >= 0 else 0)
+        session_id = self.session_id if self.session[1] >= 0 else 0
+        message = fetch_answer(rows, session_id, self.version)
         message.with_header(correlation_id=number)
         self.lane.answer(bytes(message.encode(header=True, framed=True)))
 
@@ -135,6 +145,10 @@ class Consumer:
         ]
 
 
+EACH_VERSION = pytest.mark.parametrize("version", [NAMED_VERSION, VERSION])
+
+
+@EACH_VERSION
 @given(steps=STEPS, in_session=st.booleans())
 @example(steps=[("read", 2), ("read", 3), ("seek", 40), ("read", 1)], in_session=True)
 @example(steps=[("read", 2), ("read", 3), ("empty",), ("left out",), ("read", 1)], in_session=True)
@@ -142,9 +156,10 @@ class Consumer:
 @example(steps=[("read", 1)] * 6 + [("seek", 40)] + [("read", 2)] * 3, in_session=False)
 @example(steps=[*[("read", 1)] * 3, ("renew",), *[("read", 1)] * 3], in_session=True)
 @example(steps=[*[("read", 1)] * 4, ("error", 1), *[("read", 1)] * 4, ("two",)], in_session=True)
-def test_what_is_known_is_the_same_however_many_are_shown_at_a_time(steps, in_session):
+def test_what_is_known_is_the_same_however_many_are_shown_at_a_time(version, steps, in_session):
+    of = {"in_session": in_session, "version": version}
     with ExitStack() as both:
-        joined, alone = (both.enter_context(Consumer(in_session=in_session)) for _ in range(2))
+        joined, alone = (both.enter_context(Consumer(**of)) for _ in range(2))
         for step in steps:
             joined.step(*step)
             alone.step(*step)
@@ -152,8 +167,9 @@ def test_what_is_known_is_the_same_however_many_are_shown_at_a_time(steps, in_se
         assert joined.known() == alone.known()
 
 
-def test_those_that_read_on_are_recorded_once():
-    with Consumer(in_session=True) as consumer:
+@EACH_VERSION
+def test_those_that_read_on_are_recorded_once(version):
+    with Consumer(in_session=True, version=version) as consumer:
         recorded = []
         for count in (1, 1):  # the second is the first within its session
             consumer.step("read", count)
