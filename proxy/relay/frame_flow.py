@@ -310,7 +310,12 @@ class FrameFlow(ABC):
         self._turns_left -= 1
         if not steps.has_time or not self._turns_left:
             self._wait_for(TURN)
-        steps.add(self.run, self.address)
+        steps.add(self._run_new, self.address)
+
+    def _run_new(self) -> None:
+        if self.wait is TURN:
+            self._wait_for(READ)
+        (self.ready or self.run)()  # the lane may know already what is plain
 
     def _wait_for(self, wait: WaitReason) -> None:
         """Have the loop call back for this, and for what was waited for before no longer."""

@@ -368,6 +368,16 @@ async def test_a_request_in_flight_is_seen_by_all_who_look(certificates, sides):
         assert await client.receive(len(sent)) == sent
 
 
+async def test_a_newcomer_is_in_it_from_its_second_request_on():
+    async with open_lab(lane=True) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1))
+        await broker.send(frames.fetch_response(1, 60))
+        assert await client.frame() == frames.fetch_response(1, 60)
+        await client.send(frames.fetch_request(2))
+        assert await broker.frame() == frames.fetch_request(2)
+        assert flows(lab).lane.waiting == 1
+
+
 async def test_it_knows_two_kinds_of_an_api():
     (no_acks, _), (acks, answer) = REQUESTS["acks 0"], REQUESTS["acks 1"]
     async with open_lab(rules=RULES["far"], lane=True) as lab:

@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/queries": Budget(977, 650),
     "proxy/admin": Budget(6170, 4250),
     "proxy/config": Budget(2615, 2150),
-    "proxy/relay": Budget(6808, 4300),
+    "proxy/relay": Budget(6813, 4300),
     "proxy/usage": Budget(961, 950),
     "proxy/pipeline": Budget(3097, 2700),
     "proxy/backpressure": Budget(2522, 1950),
