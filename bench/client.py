@@ -20,7 +20,7 @@ from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
 from bench import traffic
-from bench.fetch_session import FIRST_VERSION, Positions, SessionRequests
+from bench.fetch_session import FIRST_VERSION, Positions, SessionlessRequests, SessionRequests
 from bench.tls_records import TlsRecords, tls_context
 
 CORRELATION_OFFSET = 8
@@ -53,6 +53,8 @@ class Load:
         partitions: of which it fetches, an equal part of `max_bytes` each.
         in_session: it fetches in a session, one request at a time, and gets a batch of each
             partition: `max_bytes` is the length of so many batches.
+        reads_on: it fetches without a session, and each request asks for the batch behind that of
+            the one before.
         unanswered: so many Produce requests with acks=0 go in front of each of its own, in one
             piece; only of one blocking connection.
         ca_file: it connects by TLS, to whom this authority knows; only in a session.
@@ -71,6 +73,7 @@ class Load:
     acks: int | None = None
     partitions: int = 1
     in_session: bool = False
+    reads_on: bool = False
     unanswered: int = 0
     ca_file: str = ""
 
@@ -82,7 +85,7 @@ class Load:
     def requests(self, channel: socket.socket, number: int, positions: Positions) -> "Requests":
         """Begin on a connection as clients do, and return the requests that come next.
 
-        `number` is that of the connection: in sessions each reads partitions of its own.
+        `number` is that of the connection: each that reads on has partitions of its own.
         """
         versions = traffic.negotiated_versions(channel, self.client_id)
         if self.acks is not None:
@@ -90,13 +93,15 @@ class Load:
             return SameRequest(version, self._produce(version, self.acks))
         version = self.version or versions[FetchRequest.API_KEY]
         batch_bytes = self.batch_bytes or self.max_bytes // self.partitions
-        if not self.in_session:
+        if not (self.in_session or self.reads_on):
             return SameRequest(
                 version,
                 traffic.fetch_request(version, self.client_id, self.max_bytes, batch_bytes),
             )
         partitions = range(number * self.partitions, (number + 1) * self.partitions)
         asked = traffic.Asked(batch_bytes, self.max_bytes, partitions)
+        if self.reads_on:
+            return SessionlessRequests(version, self.client_id, asked, positions)
         if version < FIRST_VERSION:
             raise ValueError(f"Fetch version {version} has no sessions")
         session = SessionRequests(version, self.client_id, asked, positions)

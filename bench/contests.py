@@ -140,13 +140,15 @@ def _small() -> Iterator[Contest]:
         yield Contest(title, load, WALKED_GOALS if partitions > 1 else SMALL_GOALS, latency=True)
     for connections in (MANY, MOST):
         for depth in (1, DEPTH):
-            # One request of a session at a time.
+            # One request of a session at a time. No consumer that we know has several under way
+            # on a connection; one that had would know where each record batch ends.
             load = anywhere(
                 connections=connections,
                 max_bytes=small,
                 batch_bytes=small,
                 depth=depth,
                 in_session=depth == 1,
+                reads_on=depth > 1,
             )
             longer = 3 if connections == MOST else 1
             title = f"100 B record, {connections} x {depth}"

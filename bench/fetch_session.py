@@ -1,6 +1,7 @@
 """Both ends of an incremental fetch session (KIP-227): what a consumer asks, what a broker answers.
 
-In each step all partitions get one record batch of one record, as those of a consumer that keeps up
+Or of one that fetches without a session, and need not wait for an answer to ask for the next. In
+each step all partitions get one record batch of one record, as those of a consumer that keeps up
 with its producers. So every request names all of them with new offsets, and from one request to the
 next only the epoch and the offsets change: they are patched in. Both sides cost next to nothing.
 """
@@ -17,7 +18,9 @@ from kafka.protocol.consumer.fetch import FetchResponse
 from bench import traffic
 
 FIRST_VERSION = 7
-INITIAL_EPOCH = 0
+INITIAL_EPOCH, NO_SESSION = 0, 0
+# Without a session, a request for the first record of a log is one that is asked again and again.
+FIRST_READ_ON = 1
 # What a codec writes where a value is patched in later. It must not be found elsewhere.
 OFFSET_MARK = 0x5EA7_0FF5_E75A_77ED
 MARK = OFFSET_MARK.to_bytes(8, "big")
@@ -97,6 +100,33 @@ class SessionRequests:
             frame[at : at + 8] = offset
 
 
+class SessionlessRequests:
+    """Requests without a session, each for the record behind that of the one before."""
+
+    response_bytes = 0
+
+    def __init__(
+        self, version: int, client_id: str, asked: traffic.Asked, positions: Positions
+    ) -> None:
+        """Begin where the client has got to, and keep `positions` up to date."""
+        self.frame = traffic.fetch_request(
+            *(version, client_id, asked.max_bytes, asked.batch_bytes),
+            *(asked.partitions, OFFSET_MARK),
+        )
+        self.version = version
+        self._offsets_at = tuple(_places(self.frame, MARK))
+        self._positions = positions
+        self._key = client_id, asked.batch_bytes, asked.partitions.start
+        positions[self._key] = max(positions.get(self._key, 0), FIRST_READ_ON) - 1
+        self.move_on()
+
+    def move_on(self) -> None:
+        """Make the frame the next request."""
+        self._positions[self._key] = position = self._positions[self._key] + 1
+        for at in self._offsets_at:
+            _OFFSET.pack_into(self.frame, at, position)
+
+
 @dataclass(slots=True)
 class SessionAnswers:
     """The responses of one session: one body, in which the offsets go up.
@@ -111,6 +141,8 @@ class SessionAnswers:
     file: BinaryIO
     batches_at: tuple[int, ...]
     log_ends_at: tuple[int, ...]
+    epoch: int = INITIAL_EPOCH
+    """Of the latest request; without a session, how many there were before it."""
 
     @classmethod
     def make(cls, version: int, asked: traffic.Asked, session_id: int) -> "SessionAnswers":
@@ -133,6 +165,7 @@ class SessionAnswers:
 
     def step(self, epoch: int) -> None:
         """Make it the response to the request of this epoch."""
+        self.epoch = epoch
         body, offset = self.body, self.start + epoch
         base, log_end = _OFFSET.pack(offset), _LOG_END.pack(offset + 1, offset + 1)
         for at in self.batches_at:

@@ -4,8 +4,9 @@ Answers ApiVersions, Metadata, Fetch and Produce. The name or the id of a topic 
 record batches are. A Fetch gets as many bytes of them as its limits allow, whatever that does to
 the last batch, and at least one whole batch: so do real brokers. Record data lies
 in a memory file and goes to the socket by `os.sendfile`, as in a real broker, whose log segments go
-from the page cache to the socket the same way. In a fetch session it answers as `fetch_session`
-says. What is produced is dropped in the kernel; when it came can be written to a file.
+from the page cache to the socket the same way. In a fetch session, and to who reads on without one,
+it answers as `fetch_session` says. What is produced is dropped in the kernel; when it came can be
+written to a file.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
 from bench import traffic
-from bench.fetch_session import INITIAL_EPOCH, SessionAnswers, epoch_of
+from bench.fetch_session import INITIAL_EPOCH, NO_SESSION, SessionAnswers, epoch_of
 
 # Longer than all requests but for what is produced.
 RECEIVE_BYTES = 1 << 14
@@ -230,7 +231,9 @@ class Generator:
             epoch = epoch_of(version, client_bytes, frame)
             if epoch is not None and epoch >= INITIAL_EPOCH:
                 return self._answer_session(connection, frame, version, epoch)
-            return self._answer_fetch(frame, version)
+            if connection.session is not None:  # it reads on
+                return self._answer_next(connection.session, frame, connection.session.epoch + 1)
+            return self._answer_fetch(connection, frame, version)
         if api_key == ProduceRequest.API_KEY:
             return self._answer_produce(frame)
         if api_key == MetadataRequest.API_KEY:
@@ -268,6 +271,10 @@ class Generator:
         session = connection.session
         if session is None:
             raise ValueError("no session was opened on this connection")
+        return self._answer_next(session, frame, epoch)
+
+    @staticmethod
+    def _answer_next(session: SessionAnswers, frame: bytes, epoch: int) -> Reply:
         session.step(epoch)
         head = session.length + frame[CORRELATION_OFFSET:CORRELATION_END]
         body_bytes = len(session.body)
@@ -275,11 +282,14 @@ class Generator:
             return Reply(head + session.body[:])
         return Reply(head, Records(b"", session.file.fileno(), body_bytes), body_bytes)
 
-    def _answer_fetch(self, frame: bytes, version: int) -> Reply:
+    def _answer_fetch(self, connection: Connection, frame: bytes, version: int) -> Reply:
         key = frame[:CORRELATION_OFFSET] + frame[CORRELATION_END:]
         canned = self.known_requests.get(key)
         if canned is None:
             asked = traffic.read_fetch(version, frame)
+            if asked.offset != traffic.OFFSET:
+                connection.session = SessionAnswers.make(version, asked, NO_SESSION)
+                return self._answer_next(connection.session, frame, INITIAL_EPOCH)
             canned = Canned.make(version, self.prepare(asked.batch_bytes), asked.max_bytes)
             if len(self.known_requests) >= KNOWN_REQUESTS:
                 self.known_requests.clear()

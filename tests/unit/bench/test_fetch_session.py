@@ -6,7 +6,15 @@ import pytest
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
 
 from bench import traffic
-from bench.fetch_session import FIRST_VERSION, SessionAnswers, SessionRequests, epoch_of
+from bench.fetch_session import (
+    FIRST_READ_ON,
+    FIRST_VERSION,
+    NO_SESSION,
+    SessionAnswers,
+    SessionlessRequests,
+    SessionRequests,
+    epoch_of,
+)
 
 CLIENT_ID = "consumer-1"
 SESSION_ID = 7
@@ -55,3 +63,23 @@ def test_an_answer_without_all_partitions_is_refused():
     answers = SessionAnswers.make(version, traffic.Asked(BATCH_BYTES, BATCH_BYTES), SESSION_ID)
     with pytest.raises(ValueError, match="not a whole answer"):
         requests.opened(answered(answers, 0))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_without_a_session_each_asks_for_what_is_behind_the_one_before(version):
+    asked = traffic.Asked(BATCH_BYTES, BATCH_BYTES)
+    positions = {}
+    requests = SessionlessRequests(version, CLIENT_ID, asked, positions)
+    read = traffic.read_fetch(version, bytes(requests.frame))
+    assert read == replace(asked, offset=FIRST_READ_ON)
+    answers = SessionAnswers.make(version, read, NO_SESSION)
+    for number in range(3):
+        assert positions[CLIENT_ID, BATCH_BYTES, 0] == FIRST_READ_ON + number
+        request = FetchRequest.decode(bytes(requests.frame[4:]), version=version, header=True)
+        assert (request.session_id, request.session_epoch) == (NO_SESSION, -1)
+        frame = answered(answers, number)
+        response = FetchResponse.decode(frame, version=version, header=True, framed=True)
+        (wanted,), (given,) = (each.partitions for each in (*request.topics, *response.responses))
+        assert wanted.fetch_offset == int.from_bytes(given.records[:8], "big")
+        assert (response.session_id, given.high_watermark) == (0, wanted.fetch_offset + 1)
+        requests.move_on()
