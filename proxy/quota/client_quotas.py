@@ -179,12 +179,13 @@ class ClientQuotas:
         )
 
     def lend_fetches(
-        self, asked_bytes: int, now_ms: float, *, holds: bool
+        self, asked_bytes: int, sizes: FetchSizes, now_ms: float, *, holds: bool
     ) -> tuple[int, InFlightFetch | None]:
         """Return how many bytes a connection's Fetches may ask for that pass by the lease; 0: none.
 
         And what counts meanwhile: one of each connection may bring what is lent, all together, but
-        for a round where nothing that is under way can be held.
+        for a round where nothing that is under way can be held. There each is to have room for as
+        much as the connection's last response had.
         """
         meter = self.meters.get(CONSUMER_BYTE_RATE)
         if meter is None or meter.lease is None or not meter.levels:
@@ -195,7 +196,8 @@ class ClientQuotas:
         left, others = meter.lease.cells[0], max(gate.under_way for gate in gates)
         left -= 0 if holds else gates[0].round_bytes
         share = min(left // (others + 1), left - max(gate.granted_size for gate in gates))
-        if share < min(asked_bytes, USEFUL_GRANT_BYTES):
+        last_bytes = 0 if holds else sizes.last_bytes or 0
+        if share < max(min(asked_bytes, USEFUL_GRANT_BYTES), last_bytes):
             return 0, None
         granted_bytes, counted = min(asked_bytes, share), None
         for gate in gates:

@@ -58,6 +58,10 @@ held. It is held behind what is owed, whosever that is."""
 EXPECTED_MS = 250.0
 """For how long a Fetch without a response counts: a broker that has data answers by then."""
 
+FIRST_EXPECTED_MS = 1000.0
+"""The same before any of a sensor's responses: brokers answer within `fetch.max.wait.ms`, which is
+500 by default."""
+
 UNKNOWN_RESPONSE_BYTES = 64 * 1024
 """Expected of a sensor's first Fetch: a large record batch of a producer with Kafka's defaults."""
 
@@ -144,8 +148,6 @@ class InFlightFetch:
     """Until when it counts at the latest."""
     sizes: FetchSizes
     """Of its connection."""
-    is_one_batch: bool
-    """Whether it is limited to a record batch."""
     path: TurnPath | None = None
     """Of its client, whose turn counts with what it brought; None: with its cost, if it had one."""
     outer: "InFlightFetch | None" = None
@@ -162,7 +164,7 @@ class InFlightFetch:
             if each.path is not None:
                 gate.turns.took(each.path, size - each.size)
             each = each.outer
-        if self.is_one_batch:
+        if self.limit <= LEAST_GRANT_BYTES or size > 2 * self.limit:
             self.sizes.learn(size, self.until_ms - EXPECTED_MS)
         self.sizes.last_bytes, self.sizes.is_full = size, size > self.limit / 2
         self.cancel()
@@ -360,23 +362,29 @@ class Gate:
         """
         limit, is_one_batch = max(granted_bytes, 0), granted_bytes <= LEAST_GRANT_BYTES
         expected_bytes, least_bytes = sizes.last_bytes, 0
+        if not self._pacer.is_pacing and expected_bytes is None:
+            least_bytes = UNKNOWN_BATCH_BYTES
+        elif not self._pacer.is_pacing and not holds:
+            least_bytes = expected_bytes or 0
         if is_one_batch and sizes.batch_bytes:
             expected_bytes = int(sizes.batch_bytes)
-        elif sizes.is_full:
-            expected_bytes = limit
         elif expected_bytes is None:
-            least_bytes = 0 if self._pacer.is_pacing else UNKNOWN_BATCH_BYTES
             expected_bytes = self._unknown_size
             if holds and self.largest is None and self._pacer.is_pacing:
                 # By schedule from the first one on: all may bring what they are granted.
                 expected_bytes = max(expected_bytes, limit)
+        elif is_one_batch:
+            expected_bytes = min(expected_bytes, self._unknown_size)
+        else:
+            most_bytes = max(limit, int(sizes.batch_bytes))
+            expected_bytes = most_bytes if sizes.is_full else min(expected_bytes, most_bytes)
         counted_bytes = max(expected_bytes, least_bytes)
+        counts_ms = FIRST_EXPECTED_MS if least_bytes and self.largest is None else EXPECTED_MS
         if path is not None:
             self.turns.took(path, counted_bytes - turn_bytes)
         expected = InFlightFetch(
             *(self, counted_bytes, limit, 0 if holds else limit),
-            *(now_ms + EXPECTED_MS, sizes, is_one_batch),
-            *(path, outer),
+            *(now_ms + counts_ms, sizes, path, outer),
         )
         self.count(expected)
         self.poke(now_ms, is_later=True)  # who is next was woken for a turn without this one

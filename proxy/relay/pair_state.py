@@ -117,7 +117,7 @@ class PairState:
             if kind.max_bytes:  # from now on it counts as one that was admitted by itself
                 self.grant(exchange, kind.max_bytes, clock_ms())
                 if exchange.expected is not None:
-                    exchange.expected.is_one_batch = False  # it has asked for what was lent
+                    exchange.expected.limit = kind.max_bytes  # it has asked for what was lent
             self._in_flight.append(exchange)
 
     def grant(

@@ -206,7 +206,8 @@ class RequestFlow(FrameFlow):
             and quotas.lease(kind.bounded_by) is kind.lease
         )
         if may_pass and (asked := kind.max_bytes):
-            limit, kind.lent = quotas.lend_fetches(asked, now_ms, holds=self._pair.services.holds)
+            sizes, holds = kind.session.fetch_sizes, self._pair.services.holds
+            limit, kind.lent = quotas.lend_fetches(asked, sizes, now_ms, holds=holds)
             may_pass = limit > 0
         if not may_pass:
             self.forget_lane()  # what is read for nothing costs more than to learn others anew

@@ -30,11 +30,11 @@ BUDGETS = {
     "proxy/queries": Budget(977, 650),
     "proxy/admin": Budget(6170, 4250),
     "proxy/config": Budget(2615, 2150),
-    "proxy/relay": Budget(6813, 4300),
+    "proxy/relay": Budget(6814, 4300),
     "proxy/usage": Budget(961, 950),
     "proxy/pipeline": Budget(3097, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5630, 3100),
+    "proxy/quota": Budget(5640, 3100),
     "proxy/progress": Budget(3677, 2950),
     "proxy/state": Budget(2199, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

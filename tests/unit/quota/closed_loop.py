@@ -182,7 +182,7 @@ class Consumer:
             return False
         self._renewed_ms, lease = now_ms, client.lease(CONSUMER)
         self._granted, self._lent = client.lend_fetches(
-            self.asked_bytes, now_ms, holds=not self.mutes
+            self.asked_bytes, self.sizes, now_ms, holds=not self.mutes
         )
         return self._granted > 0 and (lease is None or taken(lease, size, now_ms))
 
@@ -193,7 +193,7 @@ class Consumer:
             if is_by_lane:
                 _, expected = self._grant()
                 if expected is not None:
-                    expected.is_one_batch = False
+                    expected.limit = self.asked_bytes
             if expected is not None:
                 expected.answered(size)
             charge = self.client.charge(CONSUMER, size, world.now_ms)

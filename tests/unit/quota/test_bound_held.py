@@ -18,7 +18,7 @@ from closed_loop import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.quota.gate import UNDER_WAY_MS
+from proxy.quota.gate import UNDER_WAY_MS, InFlightFetch
 from proxy.quota.rules import QuotaSettings, Rule
 
 END_MS = 60_000.0
@@ -26,6 +26,8 @@ SETTLED_MS = 20_000.0
 REQUEST_TIMEOUT_MS = 30_000.0
 TOLERANCE = 0.02
 LONGEST_WINDOW = 1.1
+MOST_OF_NEW = 1.15
+"""In `mute`, of connections of which nothing is known: what is under way is let through."""
 LONGEST_HOLD_MS = 2500.0
 """Longer ones come only while the burst of the first seconds is worked off."""
 
@@ -348,6 +350,33 @@ def test_many_new_connections_take_the_credit_once(first_bytes, broker_ms, mutes
     world.run(begin_ms + 40_000.0)
     assert world.most_in() <= 1.1 * 11 * MB + MB
     assert world.rate(begin_ms + 20_000.0, world.now_ms) >= 0.9 * MB
+
+
+class NewConsumer(Consumer):
+    """Its first Fetch is never sent on by the lane."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.by_lane = False
+
+    def answered(self, size: int, expected: InFlightFetch | None) -> None:
+        super().answered(size, expected)
+        self.by_lane = True
+
+
+@pytest.mark.parametrize("broker_ms", [2.0, 50.0, 300.0])
+@pytest.mark.parametrize("batch_bytes", [300_000, MB])
+@pytest.mark.parametrize("connections", [10, 50, 200])
+def test_new_connections_take_little_more_in_mute_than_in_delay(
+    connections, batch_bytes, broker_ms
+):
+    """Each gets a record batch at least, whatever its limit."""
+    world = world_of(4 * MB)
+    for number in range(connections):
+        consumer = NewConsumer(world, number, 50 * MB, batch_bytes, broker_ms=broker_ms, mutes=True)
+        world.at(0.1 * number, consumer.ask)
+    world.run(END_MS)
+    assert world.most_in() <= MOST_OF_NEW * 4 * MB * WINDOW_MS / 1000
 
 
 @pytest.mark.parametrize("broker_ms", [2.0, 200.0])

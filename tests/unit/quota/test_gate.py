@@ -95,7 +95,7 @@ def test_all_ask_again_when_the_bound_changes():
 
 def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes():
     world = GateWorld(owed_ms=500.0)
-    expected = world.expect(int(BYTES_PER_MS * 600))
+    expected = world.expect(int(BYTES_PER_MS * 600), granted=ASKED)
     waiter = world.waiter("a")
     assert world.waits(waiter, 0.0)
     assert world.woken == [("a", 100.0)]
@@ -105,7 +105,7 @@ def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes
 
 def test_one_that_takes_long_counts_no_more():
     world = GateWorld(owed_ms=500.0)
-    world.expect(int(BYTES_PER_MS * 9000))
+    world.expect(int(BYTES_PER_MS * 9000), granted=ASKED)
     waiter = world.waiter("a")
     assert world.waits(waiter, 0.0)
     assert world.woken == [("a", EXPECTED_MS)]

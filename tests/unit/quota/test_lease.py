@@ -188,7 +188,7 @@ def test_many_connections_are_lent_no_more_than_one():
             if before is not None:
                 before.cancel()
             assert client.lends(CONSUMER, Waiter(print), 1.0)
-            size, lent[number] = client.lend_fetches(asked, 1.0, holds=True)
+            size, lent[number] = client.lend_fetches(asked, FetchSizes(), 1.0, holds=True)
             granted.append(size)
         if not turn:
             assert granted[0] == BOUND * GRANT_MS / 1000
@@ -197,7 +197,7 @@ def test_many_connections_are_lent_no_more_than_one():
     for each in lent:
         if each is not None:
             each.cancel()
-    assert client.lend_fetches(asked, 1.0, holds=True)[0] == BOUND * GRANT_MS / 1000
+    assert client.lend_fetches(asked, FetchSizes(), 1.0, holds=True)[0] == BOUND * GRANT_MS / 1000
 
 
 def test_nothing_is_lent_to_a_client_at_its_bound():
