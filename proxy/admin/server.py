@@ -28,7 +28,8 @@ SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 _quiet = logging.getLogger("proxy.admin.http")
 _quiet.addHandler(logging.NullHandler())
 _quiet.propagate = False
-"""For what aiohttp says of bytes that are no HTTP: the answer is 400, and the log stays ours."""
+_quiet.setLevel(logging.CRITICAL)
+"""For requests, and bytes that are none: the answer is 400, and the log stays ours."""
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -129,7 +130,7 @@ class AdminServer:
             AdminProtocol,
             runner.server,
             loop=asyncio.get_running_loop(),
-            access_log=None,
+            access_log=_quiet,
             logger=_quiet,
             auto_decompress=False,
         )

@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/tier": Budget(4196, 2350),
     "proxy/onboarding": Budget(961, 700),
     "proxy/queries": Budget(977, 650),
-    "proxy/admin": Budget(6170, 4250),
+    "proxy/admin": Budget(6171, 4250),
     "proxy/config": Budget(2615, 2150),
     "proxy/relay": Budget(6814, 4300),
     "proxy/usage": Budget(961, 950),
