@@ -536,6 +536,7 @@ class Member:
         """Record the lag; others may have served our clients while this process stood still."""
         self._services.instruments.event_loop_lag_seconds.observe(lag_s)
         if self._tier is not None and lag_s >= STOOD_STILL_S:
+            self._queries.running.lost_sight()
             walk = self._quotas.pace_immediately(lambda _: True, clock_ms)
             self._pacing = asyncio.create_task(self._slices.collect(walk))
 

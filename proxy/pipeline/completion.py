@@ -109,8 +109,8 @@ class StageReports:
     written: list[tuple[TopicRange, float]] = field(default_factory=list)
     """What its clients have written since its last report, and when."""
     has_reported: bool = False
-    """A batch, since this process took up the state; what it wrote while a reload had left it out
-    was not seen either."""
+    """A batch, since this process lost sight of stages. What it wrote while a reload had left it
+    out was not seen either."""
     is_crowded: bool = False
     """Whether it has written more since its last report than is kept."""
 
@@ -149,7 +149,8 @@ class Completion:
         self.dropped_batches = 0
         """Batches whose stage went while they waited."""
         self.loaded_ms = -math.inf
-        """When the state was taken up of an earlier process, whose batches may be under way."""
+        """When the state was taken up of an earlier process, whose batches may be under way, or
+        others have served our clients."""
         self._counted: dict[TopicPartition, int] = {}
         """Up to where records are counted as output although nobody saw who wrote them."""
         self._swept = 0
@@ -202,6 +203,12 @@ class Completion:
         written, reports.is_crowded = reports.written, False
         reports.written = [(each, at_ms) for each, at_ms in written if at_ms > until_ms]
         return tuple(each for each, at_ms in written if at_ms <= until_ms)
+
+    def lost_sight(self, now_ms: float) -> None:
+        """Record that others may have seen what stages wrote up to now; see `recover`."""
+        self.loaded_ms = now_ms
+        for reports in self.reports.values():
+            reports.has_reported = False
 
     def is_recovering(self, stage: str, started_ms: float) -> bool:
         """Return whether a batch that began then may have written what was not seen here."""
@@ -290,7 +297,7 @@ class Completion:
         out; those of a newer program are left alone. Roots at stages that are gone fail.
         """
         if records or is_handed_over:
-            self.loaded_ms = now_ms
+            self.lost_sight(now_ms)
         refused: list[str] = []
         anchors: dict[int, Anchor] = {}
         found: list[tuple[list[str], Any, str]] = []

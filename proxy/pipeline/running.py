@@ -155,6 +155,11 @@ class RunningPipelines:
             self._leave(pipeline)
         self._index()
 
+    def lost_sight(self) -> None:
+        """Record that others may have served the clients of pipelines up to now."""
+        for pipeline in self.running.values():
+            pipeline.completion.lost_sight(self._clock_ms())
+
     async def reapply(self) -> None:
         """Read the state of the flow again, at a fixed period."""
         if self._clock_ms() < self._reapply_ms or self.store is None or not self.running:

@@ -72,6 +72,16 @@ def test_it_concerns_the_first_batch_if_that_began_before():
     assert not outputs.is_recovering("one", LOADED_MS - 1)
 
 
+def test_it_concerns_the_first_batch_after_others_may_have_seen_what_was_written():
+    outputs = reports()
+    outputs.lost_sight(LOADED_MS)
+    assert outputs.is_recovering("one", LOADED_MS - 1)
+    outputs.recover("one", {}, {})
+    assert not outputs.is_recovering("one", LOADED_MS - 1)
+    outputs.lost_sight(2 * LOADED_MS)
+    assert outputs.is_recovering("one", 2 * LOADED_MS - 1)
+
+
 def test_what_a_stage_wrote_while_it_was_left_out_was_not_seen_either():
     outputs = taken_up()
     outputs.recover("one", {}, {})
