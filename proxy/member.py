@@ -493,7 +493,8 @@ class Member:
             return None
         bytes_total, of_clients = self._services.instruments.bytes_total, self._clients.usage
         meter = UsageMeter(
-            bytes_total, of_clients, lambda: self._quotas.table, self._secrets.hash_key
+            *(bytes_total, of_clients, lambda: self._quotas.table, self._secrets.hash_key),
+            showing=self._services.unshown.showing,
         )
         topic = UsageTopic(self._bootstrap, usage.topic)
         writer = UsageWriter(topic, UsageInstruments(self._metrics), self._slices)

@@ -41,7 +41,7 @@ typedef struct {
     char *start; /* of its frames, behind the correlation id */
     Py_ssize_t start_bytes;
     int limit_at, limit; /* what a Fetch may ask for at most, 0 for as much as it does */
-    int64_t run_start, run_end, run_bytes; /* of the run that was shown last: its offsets, its responses */
+    int64_t run_start, run_end, run_bytes, run_records, run_count; /* of the run that was shown last */
     int64_t sample_ns, until_ns, *lease, *unshown;
     double *requests, *count; /* cells of counters */
     PyObject *about, *starts, *renew, *observe, *shapes, *rows, *run, *began;
@@ -124,11 +124,11 @@ static int is_plain(Kind *kind, const char *frame, int64_t bytes) {
     return same < 0 ? -1 : same == bytes;
 }
 
-/* Where the records end that a response of a run has from `at` on, if it has nothing else, or -1. */
-static int64_t end_of(Kind *kind, const char *frame, int64_t at, int64_t bytes) {
+/* Where the records end that a response of a run has from `at` on, if it has nothing else, or -1; their bytes. */
+static int64_t end_of(Kind *kind, const char *frame, int64_t at, int64_t bytes, int64_t *records) {
     int64_t end = -1, last = bytes - PyLong_AsLong(PyList_GetItem(kind->run, 3));
     while (last < bytes && at < last && frame[at++] & 0x80) continue; /* their length is that of the batches */
-    for (; at + MIN_BATCH <= last && frame[at + BATCH_MAGIC] == 2; at += BATCH_PREFIX + int32_at(frame + at + BATCH_LENGTH))
+    for (*records = last - at; at + MIN_BATCH <= last && frame[at + BATCH_MAGIC] == 2; at += BATCH_PREFIX + int32_at(frame + at + BATCH_LENGTH))
         end = (int64_t)((uint64_t)int64_at(frame + at) + int32_at(frame + at + LAST_DELTA) + 1);
     return at == last && !memcmp(frame + last, "\0\0", (size_t)(bytes - last)) ? end : -1;
 }
@@ -136,22 +136,22 @@ static int64_t end_of(Kind *kind, const char *frame, int64_t at, int64_t bytes) 
 /* Keeps copies of a request and its response; in place of those before where it goes on with a run. */
 static int show(Kind *kind, Exchange *exchange, const char *frame, int64_t bytes) {
     char *asked = PyBytes_AsString(exchange->request);
-    int64_t start = -1, end = -1, asked_bytes = exchange->bytes;
+    int64_t start = -1, end = -1, records = 0, asked_bytes = exchange->bytes;
     if (PyList_Size(kind->run)) { /* the parts of a FetchRunShape */
         int64_t like = begins(PyList_GetItem(kind->run, 0), asked, asked_bytes);
         int64_t at = begins(PyList_GetItem(kind->run, 1), frame, bytes);
         if (like < 0 || at < 0) return -1;
         if (at && like == asked_bytes)
-            start = int64_at(asked + PyLong_AsLong(PyList_GetItem(kind->run, 2))), end = end_of(kind, frame, at, bytes);
+            start = int64_at(asked + PyLong_AsLong(PyList_GetItem(kind->run, 2))), end = end_of(kind, frame, at, bytes, &records);
     }
     Py_ssize_t rows = PyList_Size(kind->rows);
     PyObject *before = rows ? PyList_GetItem(kind->rows, rows - 1) : NULL, *done = NULL;
     int goes_on = before && start >= 0 && start == kind->run_end && start < end && PyTuple_GetItem(before, 0) == kind->about;
-    if (!goes_on) kind->run_start = start, kind->run_bytes = 0, *kind->unshown += asked_bytes;
+    if (!goes_on) kind->run_start = start, kind->run_bytes = kind->run_records = kind->run_count = 0, *kind->unshown += asked_bytes;
     else *kind->unshown -= PyBytes_Size(PyTuple_GetItem(before, 2));
-    kind->run_end = end, kind->run_bytes += bytes, *kind->unshown += bytes;
-    PyObject *row = Py_BuildValue("(OOy#dLL)", kind->about, exchange->request, frame, (Py_ssize_t)bytes,
-                                  (double)exchange->read_ns / 1e6, kind->run_start, kind->run_bytes);
+    kind->run_end = end, kind->run_bytes += bytes, kind->run_records += records, kind->run_count++, *kind->unshown += bytes;
+    PyObject *row = Py_BuildValue("(OOy#dLLLL)", kind->about, exchange->request, frame, (Py_ssize_t)bytes, (double)exchange->read_ns / 1e6,
+                                  kind->run_start, kind->run_bytes, kind->run_records, kind->run_count);
     if (!row) return -1;
     if (goes_on) return PyList_SetItem(kind->rows, rows - 1, row);
     int failed = PyList_Append(kind->rows, row) || (!rows && !(done = PyObject_CallFunctionObjArgs(kind->began, NULL)));

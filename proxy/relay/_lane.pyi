@@ -46,7 +46,7 @@ class Kind:
         response: int,
         limit_at: int,
         shapes: list[tuple[bytes, bytes]],
-        rows: list[tuple[Any, bytes, bytes, float, int, int]] | None,
+        rows: list[tuple[Any, bytes, bytes, float, int, int, int, int]] | None,
         run: list[Any],
         unshown: array[int] | None,
         began: Callable[[], None] | None,

@@ -75,10 +75,10 @@ class TopicSampler:
         """Record what one of `weight` requests has of a topic; of an id when its name is known."""
         self._names.when_known(topic, self._add, size * weight)
 
-    def walked(self, size: int, weight: int) -> None:
-        """Record a request and its response, of so many bytes, that stands for `weight`."""
+    def walked(self, size: int, weight: int, requests: int = 1) -> None:
+        """Record requests and their responses, of so many bytes, that stand for `weight` each."""
         self.total_bytes += size * weight
-        self._requests += weight
+        self._requests += requests * weight
         self.is_sampled |= weight > 1
 
     def add_all(self, sizes: Mapping[TopicKey, int], weight: int) -> None:
@@ -165,6 +165,24 @@ class FetchSample(FetchObserver):
     def ended(self) -> None:
         """See FetchObserver."""
         self._sampler.walked(self._size, self._weight)
+
+
+class FetchRunSample(FetchSample):
+    """Records what all Fetches of a run have of their topic, while the last of them is walked."""
+
+    __slots__ = ("_records_bytes", "_requests")
+
+    def __init__(self, sampler: TopicSampler, size: int, records_bytes: int, requests: int) -> None:
+        super().__init__(sampler, size, 1)
+        self._records_bytes, self._requests = records_bytes, requests
+
+    def partitions(self, topic: TopicKey, _fetched: Sequence[FetchedPartition]) -> None:
+        """See FetchObserver."""
+        self._sampler.add(topic, self._records_bytes, 1)
+
+    def ended(self) -> None:
+        """See FetchObserver."""
+        self._sampler.walked(self._size, 1, self._requests)
 
 
 def direction_of(kind: QuotaKind) -> Direction:

@@ -5,17 +5,18 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from metrics.clock import clock_ms
+from proxy.relay.clients import FetchRunSample, FetchSample
 from proxy.relay.exchange import RequestKind
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import InterceptedRequest
-from proxy.wire.fetch_response import FetchWalker, fetch_body_start, read_whole_body
+from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body_start, read_whole_body
 from proxy.wire.fetch_run import fetch_run_shape
 from proxy.wire.layout import UNREADABLE, TooManyElements
 
-ShownRow: TypeAlias = tuple[RequestKind, bytes, bytes, float, int, int]
+ShownRow: TypeAlias = tuple[RequestKind, bytes, bytes, float, int, int, int, int]
 """The kind of a request, its frame, that of its response; when the request was read, in ms. Then,
-where it is the last of a run of Fetches, the offset from which that began, else -1; and how many
-bytes the responses have for which it stands."""
+where it is the last of a run of Fetches, the offset from which that began, else -1; how many bytes
+the responses have for which it stands, and their records; and how many these are."""
 
 
 class InterceptedFrames:
@@ -32,7 +33,7 @@ class InterceptedFrames:
     def begin(self) -> None:
         """Have all rows shown soon: there is a first one, whose bytes are counted as unshown."""
         self.unshown.add(clock_ms(), self.show)
-        kind, request, response, _, start, _ = self.rows[0]
+        kind, request, response, _, start, *_ = self.rows[0]
         if start < 0:  # what reads on from it may be a run
             at = kind.first.header_end, kind.plan.body_offset
             with suppress(*UNREADABLE):
@@ -44,15 +45,23 @@ class InterceptedFrames:
         self.rows.clear()
         self.unshown.cells[0] -= sum([len(row[1]) + len(row[2]) for row in rows])
         try:
-            for kind, request, response, read_ms, start, run_bytes in rows:
+            for kind, request, response, read_ms, start, run_bytes, records_bytes, count in rows:
+                observers: list[FetchObserver | None] = []
                 seen = _seen(kind, request, read_ms)
-                if seen is None:
-                    continue
-                if run_bytes > len(response):
-                    seen.read_from(start)
-                seen.sent(at_once=True)
-                seen.measured(run_bytes)
-                _record(kind, seen, response)
+                if seen is not None:
+                    if count > 1:
+                        seen.read_from(start)
+                    seen.sent(at_once=True)
+                    seen.measured(run_bytes)
+                    observers.append(seen.observer(clock_ms()))
+                if (usage := kind.session.usage) is not None:
+                    size = run_bytes + count * len(request)
+                    observers.append(
+                        FetchRunSample(usage.fetched, size, records_bytes, count)
+                        if count > 1
+                        else FetchSample(usage.fetched, size, 1)
+                    )
+                _record(kind, response, *filter(None, observers))
         except Exception as error:
             self._on_error(error)
 
@@ -77,19 +86,19 @@ def _seen(kind: RequestKind, frame: bytes, read_ms: float) -> InterceptedRequest
         return None
 
 
-def _record(kind: RequestKind, seen: InterceptedRequest, response: bytes) -> None:
-    observer = seen.observer(clock_ms())
-    if observer is None:
+def _record(kind: RequestKind, response: bytes, *observers: FetchObserver) -> None:
+    if not observers:
         return
     body = memoryview(response)[fetch_body_start(kind.plan, response, len(response)) :]
     got = read_whole_body(kind.version, body)
     if got is None:
-        walker = FetchWalker(kind.version, len(body), observer)
+        walker = FetchWalker(kind.version, len(body), *observers)
         walker.feed(body)
         walker.show()
         return
-    observer.session(*got.session)
-    for topic, fetched in got.topics:
-        if fetched:
-            observer.partitions(topic, fetched)
-    observer.ended()
+    for observer in observers:
+        observer.session(*got.session)
+        for topic, fetched in got.topics:
+            if fetched:
+                observer.partitions(topic, fetched)
+        observer.ended()

@@ -150,9 +150,9 @@ class RequestFlow(FrameFlow):
         start, response = kind.plain_start, _plain_response(kind, holds=self._pair.services.holds)
         shown = self._pair.shown
         kind.until_taught = TEACH_EVERY
-        is_walked = kind.turn is not None and kind.turn.sampler.weight == 1
-        is_asked_for = api_key == FETCH and kind.turn is None
-        kind.is_shown = is_asked_for and kind.is_wanted(now_ms)
+        kind.is_shown = api_key == FETCH and kind.is_wanted(now_ms)
+        turn = None if kind.is_shown else kind.turn  # what is shown is walked, all of it
+        is_walked = turn is not None and turn.sampler.weight == 1
         if start is None or response is None or is_walked:
             return
         limit_at: int | None = 0
@@ -180,8 +180,8 @@ class RequestFlow(FrameFlow):
             shown.unshown.cells if kind.is_shown else None,
             shown.begin if kind.is_shown else None,
         )
-        if kind.turn is not None:
-            kind.turn.join(lane_kind)
+        if turn is not None:
+            turn.join(lane_kind)
         add_plain_kind(self._pair.kinds, lane_kind)
 
     def _may_pass(self, kind: RequestKind, now_ms: float) -> bool:

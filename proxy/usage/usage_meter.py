@@ -9,7 +9,7 @@ was walked, the parts add up to the bytes.
 import asyncio
 import hmac
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import time
@@ -124,8 +124,11 @@ class UsageMeter:
         usage: Mapping[ClientIdentity, ClientUsage],
         table: Callable[[], RuleTable],
         hash_key: bytes | None = None,
+        showing: Callable[[], Iterable[None]] = tuple,
     ) -> None:
+        """Meter from now on; `showing` walks what waits of followed queries, in steps."""
         self._bytes_total, self._usage, self._table = bytes_total, usage, table
+        self._showing = showing
         self.hash_key = hash_key
         """May be replaced at any time."""
         self._seen: dict[UsageLabels, tuple[CounterChild, float, float]] = {}
@@ -161,6 +164,7 @@ class UsageMeter:
         self, make: Callable[..., UsageRecord], put: Callable[[UsageRecord], None]
     ) -> Iterator[None]:
         """Make the records since the last time, and put each; `make` knows when and where."""
+        yield from self._showing()
         for identity, recorded in tuple(self._usage.items()):
             self._take_usage(identity, recorded)
             yield

@@ -56,14 +56,15 @@ def open_writer() -> tuple[UsageWriter, CollectorRegistry]:
 class UsageWorld:
     """Clients of one process; nothing is sent anywhere."""
 
-    def __init__(self, rules=(), hash_key=None, max_clients=100, sample_every=50):
+    def __init__(self, rules=(), hash_key=None, max_clients=100, sample_every=50, showing=tuple):
         self.names = TopicNames()
         self.bytes_total = Instruments(CollectorRegistry(), max_label_sets=max_clients).bytes_total
         self.clients = ClientRegistry(
             self.bytes_total, lambda: ClientUsage(self.names, sample_every)
         )
         self.meter = UsageMeter(
-            self.bytes_total, self.clients.usage, lambda: RuleTable(rules), hash_key
+            *(self.bytes_total, self.clients.usage, lambda: RuleTable(rules), hash_key),
+            showing=showing,
         )
         self.records: list[UsageRecord] = []
         self.counted: dict[tuple[str, ...], int] = {}

@@ -240,13 +240,16 @@ async def history(steps, end: str, *, first: str, lane: bool, **tls) -> dict[str
 
 
 async def shown_history(steps, end: str, *, first: str, lane: bool) -> dict[str, object]:
-    async with open_lab(rules=RULES[first], lane=lane) as lab:
+    async with open_lab(rules=RULES[first], lane=lane, sample_every=50) as lab:
         shown, history = Shown(), History(lab, "shown fetch")
         lab.services.interceptor = lambda *_: shown
         passed = await history.run(steps, end)
         ended = [number for number, what, *_ in shown.log if what == "ended"]
         # The lane shows a request with its response: of each there is the same, in the same order.
-        return {"shown": sorted(shown.log, key=itemgetter(0)), "ended": ended, **passed}
+        usage = [each.fetched for each in lab.services.clients.usage.values()]
+        walked = [(each.total_bytes, each.is_sampled) for each in usage]
+        log = sorted(shown.log, key=itemgetter(0))
+        return {"shown": log, "ended": ended, "walked": walked, **passed}
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -294,6 +297,26 @@ async def test_what_was_shown_goes_with_a_request_that_python_takes_over():
         for _ in range(2):
             await client.frame()
         await until(lambda: shown.log[-1] == (9, "ended"))
+
+
+async def test_what_is_shown_is_in_the_lane_though_its_topics_are_metered():
+    """All of it is walked when it is shown, and stands for itself alone."""
+    async with open_lab(lane=True, sample_every=50) as lab:
+        lab.services.interceptor = lambda *_: Shown()
+        client, broker = await warmed_up(lab, "shown fetch")
+        (usage,) = lab.services.clients.usage.values()
+        request, response = REQUESTS["shown fetch"]
+        flows(lab).shown.show()
+        before = usage.fetched.total_bytes
+        for number in range(8, 12):
+            await client.send(request(number))
+            assert await broker.frame() == request(number)
+            assert flows(lab).lane.waiting == 1
+            await broker.send(response(number, 10))
+            await client.frame()
+        flows(lab).shown.show()
+        moved = 4 * (len(request(8)) + len(response(8, 10)))
+        assert usage.fetched.total_bytes == before + moved
 
 
 async def test_what_has_too_many_elements_passes_unread():

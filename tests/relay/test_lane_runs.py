@@ -8,6 +8,7 @@ from wire.test_fetch_run import (
     EACH_FORM,
     FIRST,
     OTHER,
+    RECORDS_BYTES,
     SECOND,
     SESSION,
     SESSIONLESS,
@@ -55,7 +56,7 @@ def passed(world, *exchanges):
     assert unshown == sum(len(row[1]) + len(row[2]) for row in world.rows)
     return [
         (int.from_bytes(request[8:12], "big"), int.from_bytes(response[4:8], "big"), *run)
-        for _, request, response, _, *run in world.rows
+        for _, request, response, _, *run, _, _ in world.rows
     ]
 
 
@@ -72,6 +73,17 @@ def test_the_last_one_stands_for_all(world, version):
     assert passed(world, third) == [(3, 3, 10, size(first, second, third))]
     (row,) = world.rows
     assert row[1:3] == third
+
+
+@EACH_FORM
+def test_how_many_it_stands_for_and_their_records_are_told(world, version):
+    exchanges = reading_on(version)
+    learn(world, *exchanges[0])
+    records_bytes = 0
+    for number, exchange in enumerate(exchanges, start=1):
+        passed(world, exchange)
+        records_bytes += RECORDS_BYTES[number - 1]
+        assert world.rows[-1][-2:] == (records_bytes, number)
 
 
 def test_a_run_begins_anywhere(world):

@@ -80,6 +80,9 @@ def is_like(shape, frame: bytes) -> bool:
     return bytes(a & b for a, b in zip(frame, mask, strict=False)) == content
 
 
+RECORDS_BYTES = [MIN_BATCH_BYTES, MIN_BATCH_BYTES + 300, MIN_BATCH_BYTES]
+
+
 def reading_on(version=VERSION):
     of = {"version": version}
     return (

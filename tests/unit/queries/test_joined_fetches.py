@@ -18,6 +18,7 @@ from parts.fetch_frames import (
 )
 from unit.queries.test_following import FollowingWorld
 
+from proxy.relay.clients import ClientUsage
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.intercepted_frames import InterceptedFrames
 from proxy.relay.lane import Lane
@@ -52,7 +53,7 @@ class Consumer:
         self.query, self.client = world.registry.query_of("c"), world.client()
         self.shown = InterceptedFrames(InterceptQueue(lambda *_: None), self.failed)
         self.lane = BareLane(self.shown)
-        self.kind = None
+        self.kind, self.usage = None, ClientUsage(world.following.names, 1)
         self.number = self.offset = self.asked_of = 0
         self.session = (0, 0) if in_session else (0, -1)
         self.session_id = SESSION_ID
@@ -73,7 +74,7 @@ class Consumer:
         if self.kind is None:
             head = parse_request_head(memoryview(frame), max_request_bytes=1 << 20)
             self.kind = SimpleNamespace(
-                session=SimpleNamespace(interceptor=self.client),
+                session=SimpleNamespace(interceptor=self.client, usage=self.usage),
                 plan=plan_of(FETCH, self.version),
                 version=self.version,
                 first=head,
@@ -135,7 +136,9 @@ class Consumer:
     def known(self):
         self.shown.show()
         assert not self.shown.unshown.cells[0]
-        return [
+        read = self.usage.fetched
+        walked = [*read.sizes.items(), read.total_bytes, read.is_sampled]
+        return walked + [
             (
                 *(each.key, each.position, list(each.delivered), each.refetched_records),
                 *(each.fetched_from, each.open_ended, each.out_of_range_at),
@@ -187,3 +190,4 @@ def test_those_that_read_on_are_recorded_once(version):
             consumer.step("read", count)
         consumer.shown.show()
         assert recorded == [(TOPIC, (0, 2))]
+        assert consumer.usage.fetched.sizes == {TOPIC: 5 * len(batch(0, 1))}

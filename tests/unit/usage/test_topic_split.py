@@ -49,6 +49,19 @@ def test_whatever_was_walked_the_parts_are_the_bytes(intervals):
         assert min(parts.values()) >= 0
 
 
+def test_what_waits_to_be_shown_is_walked_before_the_records_are_made():
+    def show():
+        world.walk({"orders": 900}, 1000)
+        yield
+
+    world = UsageWorld(showing=show)
+    world.connect()
+    world.move(1000)
+    records = world.make_records()
+    assert {each.topic: each.bytes for each in records} == {"orders": 900, None: 100}
+    assert not any(each.sampled for each in records)
+
+
 def test_what_was_all_walked_is_exact_also_when_a_head_is_counted_in_the_interval_before():
     sampler, shares = TopicSampler(TopicNames(), 50), TopicShares()
     assert shares.divide(110) == ({None: 110}, False)
