@@ -51,10 +51,6 @@ UNDER_WAY_MS = 250.0
 """Of the bound: what may be under way for a client that is not held, beyond what the formula lets
 pass, so that it is not far above its bound when that shows. One Fetch may always be."""
 
-SHARED_AHEAD_MS = 50.0
-"""Of the bound: what clients that share it may owe when a Fetch is sent on whose response can be
-held. It is held behind what is owed, whosever that is."""
-
 EXPECTED_MS = 250.0
 """For how long a Fetch without a response counts: a broker that has data answers by then."""
 

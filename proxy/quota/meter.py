@@ -9,7 +9,7 @@ from metrics import MetricConfig, Quota, QuotaViolation, Rate, Sensor, WindowedS
 from metrics.clock import MS_PER_SECOND
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
-from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, Gate
+from .gate import BUDGET_GRANT_MS, Gate
 from .pacer import MAX_CARRY_MS, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
 from .turns import TurnMember, TurnPath
@@ -210,11 +210,10 @@ class Meter(Sensor):
         self.rule = rule
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
-        self.ahead_ms = min(settings.window_ms, LONGEST_AHEAD_MS)
-        if not self.is_of_one_client:
-            self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
+        most_ahead_ms = min(settings.window_ms, LONGEST_AHEAD_MS)
+        self.ahead_ms = most_ahead_ms if self.is_of_one_client else 0.0
         if isinstance(rule, Budget):
-            self.ahead_ms, self.gate.grant_ms = 0.0, BUDGET_GRANT_MS
+            self.gate.grant_ms = BUDGET_GRANT_MS
         self.span_ms = settings.span_ms
         self.pacer.burst_ms = DEFAULT_BURST_MS if settings.burst_ms is None else settings.burst_ms
         # Time as Kafka, which holds for as long as the rate shows a spike.
@@ -232,7 +231,6 @@ class Meter(Sensor):
         elif self.leased is None:
             self.leased = 0.0
         if self.leased is not None:
-            self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
             self.pacer.carry_ms = math.inf  # with the least lease an answer may be owed for weeks
         self.rate.config = MetricConfig(samples=settings.samples, window_ms=settings.window_ms)
         self._keep(now_ms)
@@ -304,8 +302,9 @@ class Meter(Sensor):
             self.violations += 1
             window_ms = self.rate.window_size_ms(now_ms)
             throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
+        had_turn = self.pacer.is_pacing and not self.is_of_one_client
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
-        if hold_ms and (isinstance(self.rule, Budget) or self.leased is not None):
+        if hold_ms and had_turn:
             # Its own bytes had their turn: who has one connection asks for more meanwhile.
             hold_ms = max(hold_ms - value / self.pacer.bound * MS_PER_SECOND, 0.0)
             hold_ms = min(hold_ms, UNLEASED_HOLD_MS) if self.leased == 0 else hold_ms

@@ -34,7 +34,7 @@ BUDGETS = {
     "proxy/usage": Budget(965, 950),
     "proxy/pipeline": Budget(3109, 2700),
     "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5640, 3100),
+    "proxy/quota": Budget(5635, 3100),
     "proxy/progress": Budget(3677, 2950),
     "proxy/state": Budget(2199, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

@@ -101,7 +101,9 @@ class PauseWorld(QuotaWorld):
         return self.prometheus.get_sample_value("kafka_quota_proxy_throttling_paused")
 
     def is_held(self, client_id, now_ms=0.0):
-        return self.client_quotas(client_id).charge(CONSUMER, 100 * MB, now_ms) is not None
+        client = self.client_quotas(client_id)
+        client.charge(CONSUMER, 100 * MB, now_ms)
+        return client.owed_ms(CONSUMER, now_ms) > 0
 
 
 ALL = Rule(client_id=DEFAULT, bounds={CONSUMER: MB})

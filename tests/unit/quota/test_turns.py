@@ -21,7 +21,8 @@ END_MS = 60_000.0
 SETTLED_MS = 20_000.0
 """What passes at once at the start is worked off by then."""
 BATCH = 16_384
-ENOUGH = 0.95
+ENOUGH, MOST = 0.95, 1.1
+"""Of a fair share, and of the bound in 11 s."""
 LONGEST_WAIT_MS = 1000.0
 GREEDY_CONNECTIONS = 200
 LONGEST_FIRST_WAIT_MS = 4000.0
@@ -122,6 +123,37 @@ def test_a_client_with_one_connection_has_its_share_beside_one_with_many(way, ba
     world.run(END_MS)
     assert got(one) >= ENOUGH * 4 * MB / 2
     assert world.rate(SETTLED_MS, END_MS) == pytest.approx(4 * MB, rel=0.02)
+
+
+@pytest.mark.parametrize("size", [50_000, 100_000, MB])
+@pytest.mark.parametrize("large", [100_000, 900_000])
+def test_a_producer_with_one_connection_has_its_share_beside_one_with_many(large, size):
+    """While its bytes flow at the bound it sends more: its answer does not wait for them."""
+    world = SharedLoop(4 * MB, burst_ms=500.0)
+    many = [world.connect("produce", world.client_of("many"), think_ms=2.0) for _ in range(50)]
+    for each in many:
+        each.size = large
+    one = world.connect("produce", world.client_of("one"), think_ms=2.0)
+    one.size = size
+    world.run(END_MS)
+    assert got(one) >= ENOUGH * 4 * MB / 2
+    assert world.rate(SETTLED_MS, END_MS) == pytest.approx(4 * MB, rel=0.02)
+    assert world.most_in() <= MOST * 4 * MB * 11
+
+
+@pytest.mark.parametrize("size", [50_000, 100_000, MB])
+@pytest.mark.parametrize("way", ["delay", "mute"])
+def test_a_consumer_with_one_connection_has_its_share_of_large_batches_of_others(way, size):
+    """It may ask for little at a time: the others' batches come whole."""
+    world = SharedLoop(4 * MB)
+    options = {"think_ms": 2.0, "by_lane": False}
+    for _ in range(50):
+        each = world.connect(way, world.client_of("many"), asked_bytes=50 * MB, **options)
+        each.batch_bytes = 900_000
+    one = world.connect(way, world.client_of("one"), asked_bytes=size, think_ms=2.0)
+    world.run(END_MS)
+    assert got(one) >= ENOUGH * 4 * MB / 2
+    assert world.most_in() <= MOST * 4 * MB * 11
 
 
 @pytest.mark.parametrize("begin_ms", [100.0, 3_000.0])
