@@ -146,7 +146,7 @@ class Member:
         self._services = Services(
             loop=loop,
             limits=limits_of(config),
-            holds=config.throttle.mode == "delay",
+            holds=config.throttle.holds,
             quotas=self._quotas,
             reapers=Reapers(loop, instruments),
             instruments=instruments,
@@ -448,7 +448,7 @@ class Member:
         self._bootstrap.connect_timeout_s = config.limits.connect_timeout_s
         self._queries.update(config.progress_settings, config.pipelines)
         self._services.limits = limits_of(config)
-        self._services.holds = config.throttle.mode == "delay"
+        self._services.holds = config.throttle.holds
         log_level.set(config.log_level)
         if self._tier is not None:
             self._tier.use_config(config)

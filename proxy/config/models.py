@@ -202,6 +202,11 @@ class ThrottleSection(fields.Section):
     max_delay_ms: fields.Milliseconds = 20_000.0
     enforce: StrictBool = True
 
+    @property
+    def holds(self) -> bool:
+        """Whether responses are held, and their clients not told to wait."""
+        return self.mode == "delay"
+
 
 class StateSection(fields.Section):
     """Where state outlives a restart."""

@@ -29,7 +29,7 @@ BUDGETS = {
     "proxy/onboarding": Budget(961, 700),
     "proxy/queries": Budget(977, 650),
     "proxy/admin": Budget(6171, 4250),
-    "proxy/config": Budget(2615, 2150),
+    "proxy/config": Budget(2620, 2150),
     "proxy/relay": Budget(6841, 4300),
     "proxy/usage": Budget(965, 950),
     "proxy/pipeline": Budget(3109, 2700),
