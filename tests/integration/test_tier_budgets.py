@@ -62,11 +62,14 @@ class Reader(threading.Thread):
         self.ended.set()
         self.join()
 
+    @property
+    def port(self) -> int:
+        return self.machine.broker_ports[1]
+
     def run(self) -> None:
         while not self.ended.is_set():
             try:
-                address = f"127.0.0.1:{self.machine.broker_ports[1]}"
-                with RawClient(address, self.client_id) as client:
+                with RawClient(f"127.0.0.1:{self.port}", self.client_id) as client:
                     while not self.ended.is_set():
                         answer = client.ask(fetch(12, self.topic, max_bytes=RECORD_BYTES))
                         size = len(answer.responses[0].partitions[0].records or b"")
