@@ -137,6 +137,34 @@ def test_records_are_the_bytes_through_an_end_and_a_crash(
     assert lost <= at_crash - before_crash  # no more than what the last interval had
 
 
+def test_topics_of_a_followed_query_are_exact(
+    kafka: EmbeddedBroker,
+    tmp_path: Path,
+    topic: Callable[..., str],
+    usage: dict[str, object],
+) -> None:
+    """Also where the lane has sent them on, and one stands for many."""
+    document = {
+        **config(kafka.bootstrap),
+        "queries": [{"name": "etl"}],
+        "usage": {**usage, "interval": "1h"},
+    }
+    sizes: Counter[str] = Counter()
+    with running(ProxyProcess(document, tmp_path)) as process:
+        with RawClient(process.bootstrap, "etl") as client:
+            for name in (topic(), topic()):
+                for number in range(RECORDS):
+                    client.ask(produce(7, name, records(b"x" * 50 * number)))
+                for offset in range(RECORDS):  # a batch at a time
+                    response = client.ask(fetch(12, name, offset=offset, max_bytes=1))
+                    sizes[name] += len(response.responses[0].partitions[0].records)
+        process.stop()
+    found = [each for each in read(kafka, str(usage["topic"])) if each.direction == "read"]
+    assert {each.topic: each.bytes for each in found if each.topic is not None} == sizes
+    assert sum(each.requests for each in found) == 2 * RECORDS
+    assert not any(each.sampled for each in found)
+
+
 def test_a_hot_restart_loses_nothing(
     kafka: EmbeddedBroker,
     tmp_path: Path,
