@@ -26,6 +26,7 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partialmethod
@@ -162,7 +163,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         max_retries: how often a report is sent again, from 0; then it is dropped. While the proxy
             is away only what a later report says again is dropped so.
         ca_file: who may sign the proxy's certificate; None takes the system's authorities.
-        cert_file: a certificate and its key, where `admin.tls.ca_file` asks for one.
+        cert_file: a certificate and its key, where `admin.tls.ca_file` asks for one. Both files are
+            read again when a connection is refused for a certificate.
 
     Raises ValueError when an argument makes no sense; says which and why.
     """
@@ -661,21 +663,26 @@ class _AdminConnection:
         for name, file in (("ca_file", ca_file), ("cert_file", cert_file)):
             if parts.scheme == "http" and file is not None:
                 raise ValueError(f"a {name} needs an https address: {url!r}")
-        host, port = parts.hostname, parts.port
-        self._connection = HTTPConnection(host, port, timeout=timeout_s)
-        if parts.scheme == "https":
-            try:
-                context = ssl.create_default_context(cafile=ca_file)
-            except OSError as error:
-                raise ValueError(f"ca_file {ca_file!r} can't be read: {error}") from error
-            try:
-                if cert_file is not None:
-                    context.load_cert_chain(cert_file)
-            except OSError as error:
-                raise ValueError(f"cert_file {cert_file!r} can't be used: {error}") from error
-            self._connection = HTTPSConnection(host, port, timeout=timeout_s, context=context)
+        self._place, self._timeout_s = (parts.hostname, parts.port), timeout_s
+        self._files = (ca_file, cert_file) if parts.scheme == "https" else None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the connection, with the certificates that the files have now.
+
+        Raises ValueError.
+        """
+        if self._files is None:
+            self._connection = HTTPConnection(*self._place, timeout=self._timeout_s)
+        else:
+            context = _tls_context(*self._files)
+            self._connection = HTTPSConnection(
+                *self._place, timeout=self._timeout_s, context=context
+            )
         self._connection.response_class = _TimedResponse
-        self.close = self._connection.close
+
+    def close(self) -> None:
+        self._connection.close()
 
     def post(self, body: bytes) -> _ReportAnswer:
         try:
@@ -687,8 +694,11 @@ class _AdminConnection:
                 if not response.isclosed():  # an answer that has no end
                     self._connection.close()
                 return _read_answer(response.status, content)
-        except BaseException:
+        except BaseException as error:
             self._connection.close()
+            if isinstance(error, ssl.SSLError):  # our files may have been renewed as well
+                with suppress(ValueError):
+                    self._prepare()
             raise
 
     def is_closed_by_proxy(self) -> bool:
@@ -701,6 +711,19 @@ class _AdminConnection:
         if is_closed:
             self._connection.close()
         return is_closed
+
+
+def _tls_context(ca_file: str | None, cert_file: str | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ValueError(f"ca_file {ca_file!r} can't be read: {error}") from error
+    try:
+        if cert_file is not None:
+            context.load_cert_chain(cert_file)
+    except OSError as error:
+        raise ValueError(f"cert_file {cert_file!r} can't be used: {error}") from error
+    return context
 
 
 def _look_at(query_id: str, run_id: str, batch_id: int | None) -> _Look:

@@ -402,6 +402,29 @@ def test_https(listen: Listen, run: Run, tmp_path: Path) -> None:
         receiver.stop()
 
 
+def test_authorities_that_are_renewed(listen: Listen, run: Run, tmp_path: Path) -> None:
+    old, new = trustme.CA(), trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    old.issue_cert(HOST).configure_cert(context)
+    trusted = tmp_path / "trusted"
+    old.cert_pem.write_to_path(str(trusted))
+    receiver = Receiver(tls=context).start()
+    try:
+        listener = listen(receiver.url, ca_file=str(trusted))
+        listener.onQueryStarted(run.started())
+        receiver.wait_for_numbers(1)
+        new.issue_cert(HOST).configure_cert(context)
+        receiver.hang_up()
+        listener.onQueryStarted(run.started())
+        until(lambda: listener.failures > 0)
+        trusted.write_text("no certificate")
+        until(lambda: listener.failures > 2)
+        new.cert_pem.write_to_path(str(trusted))
+        receiver.wait_for_numbers(1, 2)
+    finally:
+        receiver.stop()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
