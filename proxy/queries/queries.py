@@ -103,13 +103,13 @@ class Queries:
         knows_client: Callable[[str], bool],
         unshown: InterceptQueue,
     ) -> None:
-        self._quotas = quotas
+        self._quotas, self._knows_client = quotas, knows_client
         self._to_write = asyncio.Event()
         """Set when there are records that are to be written at once."""
         self._written: asyncio.Event | None = None
         """Set when what has changed by now was written, or could not be; None: nobody writes."""
         on_change = self._to_write.set
-        self.registry = QueryRegistry(progress, _log_event, knows_client)
+        self.registry = QueryRegistry(progress, _log_event, self._knows)
         self.backpressure = Backpressure(quotas, on_change)
         self.running = RunningPipelines(
             *(pipelines, self.registry, self.backpressure, quotas, instruments),
@@ -300,13 +300,17 @@ class Queries:
             "bound": pressed.bound if pressed else None,
         }
 
+    def _knows(self, client_id: str) -> bool:
+        # Those of a stage may have connected to the member that had it before.
+        return self._knows_client(client_id) or self._is_stage(client_id)
+
     def _is_stage(self, *names: str | None) -> bool:
         return not self.running.stages.keys().isdisjoint(names)
 
     def _advise(self, query: QueryProgress, rule: Rule | None, now_ms: float) -> None:
         """Give advice anew, by a walk over all rules, if what it follows of has changed."""
         table, name = self._quotas.table, query.reported_name or ""
-        knows = self.registry.knows_client
+        knows = self._knows_client
         basis = (
             *(table, rule, self.running.generation, query.settings, query.run_id),
             *(query.client_id, name, knows(query.client_id), knows(name), query.has_read),

@@ -127,9 +127,11 @@ class MemberWorld(QuotaWorld):
         self.queries = Queries(
             *(tier.progress, tier.pipelines, self.quotas, Bootstrap([NOWHERE]), self.instruments),
             metrics=self.prometheus,
-            knows_client=lambda _: True,
+            knows_client=lambda client_id: client_id not in self.unknown,
             unshown=InterceptQueue(lambda *_: None),
         )
+        self.unknown = set()
+        """Clients that have never connected here."""
         self.registry, self.pressure = self.queries.registry, self.queries.backpressure
         self.running = self.queries.running
         self.committer = self.queries.committer = GroupCommitter(self.registry, tier.groups)

@@ -27,7 +27,7 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1321, 650),
     "proxy/tier": Budget(4196, 2350),
     "proxy/onboarding": Budget(961, 700),
-    "proxy/queries": Budget(977, 650),
+    "proxy/queries": Budget(981, 650),
     "proxy/admin": Budget(6171, 4250),
     "proxy/config": Budget(2620, 2150),
     "proxy/relay": Budget(6841, 4300),

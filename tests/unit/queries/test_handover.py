@@ -18,6 +18,7 @@ from parts.member_world import (
 from parts.reports import ReportingDriver
 
 from proxy.backpressure.driver_view import DriverView
+from proxy.progress.query import ProgressSettings
 from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
 from proxy.queries.following import SENT_ON_MS
 from proxy.quota.entities import ClientIdentity
@@ -291,6 +292,13 @@ async def test_who_is_told_that_a_stage_s_batch_was_taken_need_not_send_it_again
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     assert "ledger" in kept
+
+
+async def test_a_stage_may_report_to_a_member_that_its_client_has_not_come_to_yet():
+    tier = Tier(members=1)
+    tier.members[0].unknown |= {"one"}
+    tier.members[0].queries.update(ProgressSettings(queries=()), tier.pipelines)
+    assert (await tier.batch("one", "a", 5))["accepted"]
 
 
 async def test_what_comes_late_of_what_was_let_go_makes_no_record_due():
