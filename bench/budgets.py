@@ -14,7 +14,7 @@ from bench.client import Load
 from bench.lab import Lab, Proxy, Rule, Target, open_lab
 from bench.rates import most_within, rate_between
 from bench.report import Row, Verdict
-from proxy.quota.shares import Claim, divide
+from proxy.quota.shares import Claim, divide_fairly
 
 FIGURE = "budgets"
 RATE = 100 * MEGABYTE
@@ -87,7 +87,7 @@ class Cell:
         claims = [
             Claim(each.weight, each.guaranteed, each.ceiling or self.rate) for each in self.sharers
         ]
-        return divide(self.rate, claims)
+        return divide_fairly(self.rate, claims)
 
 
 _ETL = {"weight": 3.0, "guaranteed": 30 * MEGABYTE, "ceiling": 75 * MEGABYTE}

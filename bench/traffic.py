@@ -19,7 +19,7 @@ from kafka.protocol.metadata import (
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from proxy.wire.layout import write_uvarint
+from proxy.wire.layout import encode_uvarint
 
 Address = tuple[str, int]
 
@@ -362,7 +362,7 @@ def _named(name: str | None, topic_id: uuid.UUID) -> tuple[str, uuid.UUID]:
 
 
 def _length_field(records_bytes: int, *, is_flexible: bool) -> bytes:
-    return write_uvarint(records_bytes + 1) if is_flexible else records_bytes.to_bytes(4, "big")
+    return encode_uvarint(records_bytes + 1) if is_flexible else records_bytes.to_bytes(4, "big")
 
 
 def _framed(response: Any, correlation_id: int) -> bytes:

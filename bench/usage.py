@@ -19,7 +19,7 @@ from pyspark.sql.functions import expr
 
 from bench.report import Row, Verdict
 from proxy.onboarding.local_usage import LOCAL_SETTINGS
-from proxy.spark.usage.record_frames import RECORDS_FOLDER, append_messages, utc_day
+from proxy.spark.usage.record_frames import RECORDS_FOLDER, store_records, utc_day
 from proxy.spark.usage.teams import parse_teams
 from proxy.spark.usage.usage_report import DaySpan, write_report
 
@@ -143,7 +143,7 @@ def _copy_cost(spark: SparkSession, spark_process: psutil.Process, count: int) -
         ).write.parquet(f"{name}/topic")
 
         def report() -> None:
-            assert append_messages(spark.read.parquet(f"{name}/topic"), folder)[:2] == (count, 0)
+            assert store_records(spark.read.parquet(f"{name}/topic"), folder)[:2] == (count, 0)
             write_report(spark, folder, _span(count), out, TEAMS)
 
         return _cost(spark_process, report)

@@ -15,6 +15,6 @@ def cpu_ms() -> float:
     return time.thread_time() * MS_PER_SECOND
 
 
-def in_seconds(ms: float | None) -> float | None:
+def ms_to_s(ms: float | None) -> float | None:
     """Return milliseconds in seconds; None for None."""
     return ms / MS_PER_SECOND if ms is not None else None

@@ -136,7 +136,7 @@ def plain(kind: type[M], meaning: str, labels: str = "", **options: Any) -> M:
     return cast(M, _Declared(kind, meaning, labels, options))
 
 
-def lock_free(make: Callable[[str], M], meaning: str, labels: str) -> BoundedLabels[M]:
+def bounded_metric(make: Callable[[str], M], meaning: str, labels: str) -> BoundedLabels[M]:
     """Declare a metric with BoundedLabels whose children `make` makes by its name, without locks.
 
     A star is behind those labels whose values clients choose.
@@ -150,7 +150,7 @@ gauge, counter = partial(plain, Gauge), partial(plain, Counter)
 def request_part(meaning: str) -> BoundedLabels[HistogramChild]:
     """Declare a histogram of a part of the time that requests take."""
     make = partial(HistogramChild, bounds=REQUEST_BUCKETS_S)
-    return lock_free(make, f"{meaning} {_SAMPLED}", "api")
+    return bounded_metric(make, f"{meaning} {_SAMPLED}", "api")
 
 
 class Declarations:
@@ -186,16 +186,18 @@ class Instruments(Declarations):
     scrape. Of members that share clients with others are the last three, which stay at 0 without.
     """
 
-    bytes_total = lock_free(
+    bytes_total = bounded_metric(
         CounterChild, "Bytes relayed to and from clients.", "listener, user*, client_id*, api"
     )
-    requests_total = lock_free(CounterChild, "Requests received from clients.", "api*, version*")
-    ledger_completion_seconds = lock_free(
+    requests_total = bounded_metric(
+        CounterChild, "Requests received from clients.", "api*, version*"
+    )
+    ledger_completion_seconds = bounded_metric(
         partial(HistogramChild, bounds=COMPLETION_BUCKETS_S),
         "Time from the start of a source batch until all that came of it is done.",
         "pipeline*",
     )
-    ledger_failed_total = lock_free(
+    ledger_failed_total = bounded_metric(
         CounterChild, "Source batches that were not finished, by reason.", "pipeline*, reason"
     )
     broker_seconds = request_part(

@@ -13,8 +13,8 @@ from zlib import crc32
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.quota.manager import Debt, QuotaManager
-from proxy.slices import Slices
+from proxy.quota.manager import QuotaManager, SensorDebt
+from proxy.slices import TimeSlicer
 from proxy.state import Record, StateError, Store
 
 DEBTS = "debts/"
@@ -48,7 +48,7 @@ def boot_id() -> str:
     return ""
 
 
-def debts_record(key: str, debts: Iterable[Debt]) -> Record:
+def debts_record(key: str, debts: Iterable[SensorDebt]) -> Record:
     """Return the record of what is owed now; `read_debts` reads that."""
     value: dict[str, Any] = {"boot": boot_id(), "at_s": time.time()}
     value["up_s"] = time.clock_gettime(_UP_CLOCK)
@@ -56,7 +56,7 @@ def debts_record(key: str, debts: Iterable[Debt]) -> Record:
     return Record.of(key, value, DEBTS_SCHEMA)
 
 
-def read_debts(record: Record, served_on_ms: float = 0.0) -> list[Debt] | None:
+def read_debts(record: Record, served_on_ms: float = 0.0) -> list[SensorDebt] | None:
     """Return what is still owed of a record; None: it is damaged, which is logged.
 
     The time that has passed is that of the machine while it runs, whatever its clock was set to,
@@ -71,7 +71,7 @@ def read_debts(record: Record, served_on_ms: float = 0.0) -> list[Debt] | None:
         else:
             passed_s = time.time() - float(document["at_s"])
         passed_ms = max(0.0, passed_s * MS_PER_SECOND - served_on_ms)
-        return [Debt.of(row).after(passed_ms) for row in document["owed"]]
+        return [SensorDebt.of(row).after(passed_ms) for row in document["owed"]]
     except (ValueError, KeyError, TypeError) as error:
         _log.warning("debts not taken over", record=record.key, error=str(error))
         return None
@@ -84,12 +84,12 @@ class DebtStore:
         self._kept: dict[int, dict[str, float]] = {}
         """Until when what is kept is owed, by part and sensor; by the clock of `write`."""
 
-    def read(self, store: Store, now_ms: float) -> list[Debt]:
+    def read(self, store: Store, now_ms: float) -> list[SensorDebt]:
         """Return what is still owed of what a store has; `write` goes on with that.
 
         Raises StateError.
         """
-        debts: list[Debt] = []
+        debts: list[SensorDebt] = []
         self._kept = {}
         for record in store.items(DEBTS):
             number, found = record.key.removeprefix(DEBTS), read_debts(record)
@@ -98,9 +98,9 @@ class DebtStore:
                 debts += [each for each in found if 0 < each.owed_ms < math.inf]
         return debts
 
-    def write(self, store: Store, debts: Iterable[Debt], now_ms: float) -> None:
+    def write(self, store: Store, debts: Iterable[SensorDebt], now_ms: float) -> None:
         """Write what is owed now, as far as that is not kept by now. Raises StateError."""
-        parts: dict[int, dict[str, Debt]] = {}
+        parts: dict[int, dict[str, SensorDebt]] = {}
         for debt in debts:
             parts.setdefault(crc32(debt.name.encode()) % DEBT_PARTS, {})[debt.name] = debt
         records: list[Record] = []
@@ -136,7 +136,7 @@ class DebtWriter:
     second of each client that is held.
     """
 
-    def __init__(self, state_kind: str, quotas: QuotaManager, slices: Slices) -> None:
+    def __init__(self, state_kind: str, quotas: QuotaManager, slices: TimeSlicer) -> None:
         self._is_kept = state_kind == "sqlite"
         self._quotas, self._slices = quotas, slices
         self._records = DebtStore()

@@ -61,7 +61,7 @@ def _freeze_survivors(phase: str, info: Mapping[str, int]) -> None:
         gc.freeze()
 
 
-class FreedMemory:
+class MemoryTrimmer:
     """Gives freed memory back to the system before it is so much that this takes long.
 
     By itself glibc gives back only what lies behind all that is in use: after a peak of connections

@@ -31,7 +31,7 @@ class Readiness(NamedTuple):
     warning: str | None = None
 
 
-def judge(brokers: Brokers, now_s: float, *, writable: bool) -> Readiness:
+def assess_readiness(brokers: Brokers, now_s: float, *, writable: bool) -> Readiness:
     """Return the readiness, from what the probes of the cluster have shown until now.
 
     `writable` is whether the state took the last write.
@@ -116,7 +116,7 @@ class Health:
     def readiness(self) -> Readiness:
         """Return whether clients can be served."""
         now_s = self._services.loop.time()
-        return judge(self._relay.brokers, now_s, writable=self._store.writable)
+        return assess_readiness(self._relay.brokers, now_s, writable=self._store.writable)
 
     def show_certificates(self) -> None:
         """Show when the certificates expire that were just loaded."""

@@ -35,7 +35,7 @@ from proxy.config.reload import Reloader
 from proxy.config.secrets import ALL_RIGHTS, Secrets, read_secrets
 from proxy.config.stores import open_store
 from proxy.debt_records import DebtWriter
-from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
+from proxy.garbage import FREED_INTERVAL_S, MemoryTrimmer, collect_frozen
 from proxy.health import Health
 from proxy.host_ports import HostPorts, MemberSockets
 from proxy.hot_restart import in_place_of
@@ -48,7 +48,7 @@ from proxy.quota.meter import Meter
 from proxy.quota.meters import OF_SENSORS
 from proxy.quota.rule_registry import KeptChange, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule
-from proxy.quota.validation import selector_of
+from proxy.quota.validation import format_selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.intercept_queue import InterceptQueue
@@ -59,13 +59,13 @@ from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services
 from proxy.relay.take_over import Predecessor
 from proxy.release import VERSION
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import MemoryStore, StateError, Store, WriteProbe
 from proxy.tasks import end_tasks
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_map import SlotSteering
 from proxy.tier.tier_member import TierMember
-from proxy.usage.observed_usage import Observed, read_observed
+from proxy.usage.observed_usage import ObservedUsage, read_observed
 from proxy.usage.usage_meter import UsageMeter, UsageRecorder
 from proxy.usage.usage_topic import UsageTopic, UsageWriter
 from proxy.wiring import access_of, bootstrap_of, limits_of, listeners_of
@@ -168,7 +168,7 @@ class Member:
         )
         self._history = History(self._quotas.measured_rates)
         self._request_times = RecentApiTimes(self._services.times)
-        self._slices = Slices()
+        self._slices = TimeSlicer()
         """For all long walks of this process."""
         self._metering = self._make_metering()
         self._debts = DebtWriter(config.state.kind, self._quotas, self._slices)
@@ -502,7 +502,7 @@ class Member:
         member = alone if self._config.tier is None else self._name
         return UsageRecorder(meter, writer, self._slices, member=member, interval_s=usage.interval)
 
-    async def _observe(self, since_s: float) -> Observed:
+    async def _observe(self, since_s: float) -> ObservedUsage:
         """Return what usage records say of the last so many seconds; raises as `read_observed`."""
         assert self._config.usage is not None
         since_ms = round((time.time() - since_s) * MS_PER_SECOND)
@@ -552,7 +552,7 @@ class Member:
 
     async def _give_memory_back(self) -> None:
         """Give memory that was freed back to the system, until cancelled."""
-        memory = FreedMemory(ctypes.CDLL(None))
+        memory = MemoryTrimmer(ctypes.CDLL(None))
         while True:
             await asyncio.sleep(FREED_INTERVAL_S)
             memory.give_back()
@@ -573,7 +573,9 @@ class Member:
             if isinstance(each, QuotaPause):
                 _log.info("throttling resumed", selector=each.name, by=each.by)
             else:
-                _log.info("quota override ended", selector=selector_of(each.rule.keys), by=each.by)
+                _log.info(
+                    "quota override ended", selector=format_selector(each.rule.keys), by=each.by
+                )
 
     async def _tick(self) -> None:
         """Apply changed quotas, end throttling, add to the charts, until cancelled."""

@@ -14,7 +14,7 @@ LONG_ANSWERS = 4
 T = TypeVar("T")
 
 
-class Slices:
+class TimeSlicer:
     """Takes turns: however many walks are under way, each round of the loop has one slice.
 
     `slice_s` is for how long a slice goes on taking steps; with 0 it is one step.

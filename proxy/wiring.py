@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from proxy.admin.port.guard import AccessRules, AdminToken, Right
+from proxy.admin.port.guard import AccessRight, AccessRules, AdminToken
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.login import Credentials, Login
 from proxy.config import Config
@@ -37,7 +37,7 @@ def access_of(config: Config, secrets: Secrets) -> AccessRules:
         AdminToken(
             each.name,
             secrets.tokens[each.name],
-            tuple(map(Right, each.rights)),
+            tuple(map(AccessRight, each.rights)),
             QueryScope(each.queries),
         )
         for each in admin.tokens

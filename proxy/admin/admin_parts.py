@@ -17,10 +17,10 @@ from proxy.queries.queries import Queries
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.relay.connection_list import ConnectionList
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import Document
 from proxy.tier.tier_member import TierMember
-from proxy.usage.observed_usage import Observed
+from proxy.usage.observed_usage import ObservedUsage
 
 LONG_REPORTS = 16  # read or parsed at a time, of some MiB each
 
@@ -35,7 +35,7 @@ class AdminParts:
     readiness: Callable[[], tuple[str | None, str | None]]
     """Gives why clients can't be served now, and what is wrong although they can; None: nothing."""
     tier: TierMember | None = None
-    observe: Callable[[float], Awaitable[Observed]] | None = None
+    observe: Callable[[float], Awaitable[ObservedUsage]] | None = None
     """Gives what usage records say of the last so many seconds; None: none are written."""
     quotas: QuotaManager
     rules: RuleRegistry
@@ -52,7 +52,7 @@ class AdminParts:
     long_reports: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(LONG_REPORTS), init=False
     )
-    slices: Slices = field(default_factory=Slices, init=False)
+    slices: TimeSlicer = field(default_factory=TimeSlicer, init=False)
     queries: QueryDocuments = field(init=False)
 
     def __post_init__(self) -> None:

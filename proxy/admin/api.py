@@ -14,7 +14,7 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import KEPT_CHANGES, current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain_rules
 from proxy.admin.document_models import iso, picked
-from proxy.admin.pages import ListPage, PagedRows, page_of
+from proxy.admin.pages import PageBuilder, PageRequest, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import grouped_by_query, paged_partitions, partitions_of
 from proxy.admin.replies import (
@@ -22,13 +22,13 @@ from proxy.admin.replies import (
     MAX_REQUEST_DIGITS,
     OWN_BODY,
     ApiError,
-    answer,
+    digits_or_none,
     json_body,
-    parse_number,
+    json_reply,
+    query_number,
     read_object,
     readiness_answer,
     scrape_answer,
-    whole_number,
 )
 from proxy.admin.request_times import merged_times
 from proxy.admin.rule_documents import (
@@ -44,7 +44,7 @@ from proxy.log_queue import LEVELS, log_level
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import Budget, QuotaPause, pause_name
-from proxy.quota.validation import BUDGET_KEY, RULE_KEYS, parse_selector, selector_of
+from proxy.quota.validation import BUDGET_KEY, RULE_KEYS, format_selector, parse_selector
 from proxy.release import VERSION
 from proxy.state import Document
 
@@ -115,7 +115,7 @@ class ApiRoutes:
         return await scrape_answer(self._parts.metrics, self._parts.member, self._slices)
 
     async def _get_healthz(self, _: web.Request) -> web.Response:
-        return answer({"status": "up"})
+        return json_reply({"status": "up"})
 
     async def _get_readyz(self, _: web.Request) -> web.Response:
         return readiness_answer(*self._parts.problems())
@@ -150,13 +150,13 @@ class ApiRoutes:
             "changes": changes,
             **({"slots": slots} if slots else {}),
         }
-        return answer(document)
+        return json_reply(document)
 
     async def _get_clients(self, request: web.Request) -> web.Response:
         sensors, fields = await self._clients.fields(
             filter_of(request), page_of(request), by_client=is_by_client(request)
         )
-        return answer({"total": sensors["bounded"], **fields})
+        return json_reply({"total": sensors["bounded"], **fields})
 
     async def _get_client(self, request: web.Request) -> web.Response:
         entity = tail_of(request, CLIENTS_PATH)
@@ -170,21 +170,21 @@ class ApiRoutes:
             for row in rows
         ]
         quotas = await self._clients.describe(explained)
-        return answer({"entity": entity, "quotas": quotas})
+        return json_reply({"entity": entity, "quotas": quotas})
 
     async def _get_unbounded(self, request: web.Request) -> web.Response:
-        return answer(await self._clients.unbounded(filter_of(request), page_of(request)))
+        return json_reply(await self._clients.unbounded(filter_of(request), page_of(request)))
 
     async def _get_budgets(self, request: web.Request) -> web.Response:
-        return answer(await self._clients.budgets(page_of(request)))
+        return json_reply(await self._clients.budgets(page_of(request)))
 
     async def _get_connections(self, request: web.Request) -> web.Response:
         page = connection_page(request, in_tier=self._parts.tier is not None)
-        return answer(await connections_document(self._parts, filter_of(request), page))
+        return json_reply(await connections_document(self._parts, filter_of(request), page))
 
     async def _delete_connection(self, request: web.Request) -> web.Response:
         name = tail_of(request, CONNECTIONS_PATH)
-        number = parse_number(name)
+        number = digits_or_none(name)
         row = self._parts.connections.close(number) if number is not None else None
         if row is None:
             fix = "see GET /v1/connections for those that are open"
@@ -193,19 +193,19 @@ class ApiRoutes:
         who, what = current_author(), f"connection {peer}"
         await self._audit.record(who, what, about, None, time.time())
         log_change("connection closed by an operator", peer=peer, **about)
-        return answer({"closed": row.number})
+        return json_reply({"closed": row.number})
 
     async def _get_quotas(self, request: web.Request) -> web.Response:
         now, entries = self._parts.now(), self._rules.composed.entries
         page = page_of(request)
-        found = PagedRows[RuleEntry](
-            page, lambda each: (selector_of(each.rule.keys), str(each.source))
+        found = PageBuilder[RuleEntry](
+            page, lambda each: (format_selector(each.rule.keys), str(each.source))
         )
         await self._slices.collect(map(found.add, entries))
         budgets = self._rules.composed.budgets[: page.limit]
         rules = (RULE.document(entry, now) for entry in found.rows())
         documents = await self._slices.collect(rules)
-        return answer(
+        return json_reply(
             {
                 "throttling": throttling_document(self._rules, now.now_s),
                 "total": len(entries),
@@ -217,22 +217,22 @@ class ApiRoutes:
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        body, now_s, name = await json_body(request), time.time(), selector_of(keys)
+        body, now_s, name = await json_body(request), time.time(), format_selector(keys)
         async with self._audited(name):
             entry = await self._rules.put(parse_override(keys, body, now_s))
         log_change("quota overridden", selector=name, by=entry.by)
         model = BUDGET_RULE if isinstance(entry.rule, Budget) else RULE
-        return answer(model.document(entry, self._parts.now()))
+        return json_reply(model.document(entry, self._parts.now()))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        name = selector_of(keys)
+        name = format_selector(keys)
         async with self._audited(name):
             if not await self._rules.delete(keys):
                 fix = "see GET /v1/quotas; rules of the file are changed in the file"
                 raise ApiError(404, f"no override is in force for {name}", fix)
         log_change("quota override deleted", selector=name)
-        return answer({"deleted": name})
+        return json_reply({"deleted": name})
 
     def _audited(self, name: str) -> AbstractAsyncContextManager[None]:
         def get() -> Document | None:
@@ -242,7 +242,7 @@ class ApiRoutes:
         return self._audit.recording(f"quota {name}", get, _SELECTOR_FIX)
 
     async def _get_throttling(self, _: web.Request) -> web.Response:
-        return answer({"throttling": throttling_document(self._rules, time.time())})
+        return json_reply({"throttling": throttling_document(self._rules, time.time())})
 
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
@@ -262,12 +262,12 @@ class ApiRoutes:
             log_change("throttling resumed", selector=name, by=by)
         else:
             log_change("throttling paused", "warning", until=iso(until_s), selector=name, by=by)
-        return answer({"throttling": throttling_document(self._rules, now_s)})
+        return json_reply({"throttling": throttling_document(self._rules, now_s)})
 
     async def _post_report(self, request: web.Request) -> web.Response:
         try:
             async with report_body(request, self._parts) as raw:
-                return answer(await self._parts.reports.accept(raw, current_author().queries))
+                return json_reply(await self._parts.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
             if error.reason is Refusal.NOT_ALLOWED:
                 await self._audit.record_refusal(error.message, time.time())
@@ -284,7 +284,7 @@ class ApiRoutes:
         )
         found = paged_partitions(page_of(request))
         await self._slices.collect(map(found.add, partitions_of(documents)))
-        return answer({"queries": grouped_by_query(found.rows()), **found.next()})
+        return json_reply({"queries": grouped_by_query(found.rows()), **found.next()})
 
     async def _get_pipelines(self, request: web.Request) -> web.Response:
         documents = _named(
@@ -294,11 +294,11 @@ class ApiRoutes:
             "see GET /v1/pipelines for those that there are; name it under pipelines in the "
             "configuration",
         )
-        found = PagedRows(page_of(request), lambda each: (str(each["name"]),), rows=documents)
-        return answer({"pipelines": found.rows(), **found.next()})
+        found = PageBuilder(page_of(request), lambda each: (str(each["name"]),), rows=documents)
+        return json_reply({"pipelines": found.rows(), **found.next()})
 
     async def _get_level(self, _: web.Request) -> web.Response:
-        return answer({"level": log_level.name})
+        return json_reply({"level": log_level.name})
 
     async def _put_level(self, request: web.Request) -> web.Response:
         before, name = log_level.name, _level(await json_body(request))
@@ -307,14 +307,14 @@ class ApiRoutes:
         # As an error it is written at every level: the log should say why it says less.
         level = "error" if name == "error" else "warning"
         log_change("log level changed", level, before=before, after=name)
-        return answer({"level": name})
+        return json_reply({"level": name})
 
     async def _get_audit(self, request: web.Request) -> web.Response:
         page, text = page_of(request), filter_of(request)
         # Of a thousand at most, which is one page.
         total, changes = self._audit.documents(KEPT_CHANGES, text)
-        found = PagedRows(page, lambda each: (-each["number"],), rows=changes)
-        return answer({"total": total, "changes": found.rows(), **found.next()})
+        found = PageBuilder(page, lambda each: (-each["number"],), rows=changes)
+        return json_reply({"total": total, "changes": found.rows(), **found.next()})
 
 
 def filter_of(request: web.Request) -> str:
@@ -322,7 +322,7 @@ def filter_of(request: web.Request) -> str:
     return request.query.get("filter", "").lower()
 
 
-def connection_page(request: web.Request, *, in_tier: bool) -> ListPage:
+def connection_page(request: web.Request, *, in_tier: bool) -> PageRequest:
     """Return which connections a request is for; `after` is the id that a walk goes on behind.
 
     In a tier it may be MACHINE/N: with the same number those of later machines come behind.
@@ -331,16 +331,16 @@ def connection_page(request: web.Request, *, in_tier: bool) -> ListPage:
     if "after" not in request.query:
         return page
     if not in_tier:
-        return ListPage(
-            page.limit, (whole_number(request, "after", 0, MAX_CONNECTION_NUMBER), LAST)
+        return PageRequest(
+            page.limit, (query_number(request, "after", 0, MAX_CONNECTION_NUMBER), LAST)
         )
     text = request.query["after"]
     machine, _, digits = text.rpartition("/")
-    number = parse_number(digits)
+    number = digits_or_none(digits)
     if number is None:
         fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
         raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
-    return ListPage(page.limit, (number, machine or LAST))
+    return PageRequest(page.limit, (number, machine or LAST))
 
 
 def is_by_client(request: web.Request) -> bool:

@@ -8,13 +8,13 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from metrics import WindowedSum
-from metrics.clock import MS_PER_SECOND, in_seconds
+from metrics.clock import MS_PER_SECOND, ms_to_s
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import UNKNOWN, Column, Model, RowContext, iso, picked, rounded
 from proxy.admin.history import History, merged_chart
-from proxy.admin.pages import Key, ListPage, PagedRows
-from proxy.admin.query_documents import Cached
+from proxy.admin.pages import Key, PageBuilder, PageRequest
+from proxy.admin.query_documents import CachedWalk
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.sensor_rows import SHOWN_CLIENTS, BudgetRow, BudgetShares, SensorRow, row_groups
 from proxy.config.endpoints import HostPort
@@ -270,7 +270,7 @@ CONNECTION = Model[ConnectionRow](
         "id": "number",
         "address": "ip",
         "since": lambda row, now: iso(now.at_s(row.began_ms)),
-        "age_s": lambda row, now: rounded(in_seconds(now.now_ms - row.began_ms)),
+        "age_s": lambda row, now: rounded(ms_to_s(now.now_ms - row.began_ms)),
         "received_rate": lambda row, _: rounded(row.received_rate),
         "sent_rate": lambda row, _: rounded(row.sent_rate),
         "held": lambda row, now: row.hold and HOLD.document(row.hold, now),
@@ -373,10 +373,10 @@ class ClientDocuments:
         self._parts = parts
         self._quotas, self._slices, self._clock_ms = parts.quotas, parts.slices, parts.clock_ms
         how = parts.slices, parts.clock_ms, parts.cpu_ms, lambda _: FRESH_MS
-        self._found = Cached(self._walk, *how)
+        self._found = CachedWalk(self._walk, *how)
 
     async def fields(
-        self, text: str, page: ListPage, *, by_client: bool, history: History | None = None
+        self, text: str, page: PageRequest, *, by_client: bool, history: History | None = None
     ) -> tuple[dict[str, int], Document]:
         """Return figures of all sensors, and what the status and `/v1/clients` say of clients.
 
@@ -391,14 +391,14 @@ class ClientDocuments:
             "throttling": throttling_document(self._parts.rules, time.time()),
             "budgets": found.budgets[: page.limit],
             "clients": await self.describe(self._rows(found.groups, history, by_client)),
-            **(await self.unbounded(text, ListPage(page.limit))),
+            **(await self.unbounded(text, PageRequest(page.limit))),
             **found.next,
         }
 
-    async def budgets(self, page: ListPage) -> Document:
+    async def budgets(self, page: PageRequest) -> Document:
         """Return the rates of budgets of a page, each behind the budget that it is in."""
-        (found,) = await self._found.get("", ListPage(0), True)
-        shown = PagedRows[Document](page, itemgetter("name", "quota"), rows=found.budgets)
+        (found,) = await self._found.get("", PageRequest(0), True)
+        shown = PageBuilder[Document](page, itemgetter("name", "quota"), rows=found.budgets)
         return {"total": len(found.budgets), "budgets": shown.rows(), **shown.next()}
 
     async def of_entity(self, entity: str) -> list[SensorRow]:
@@ -412,10 +412,10 @@ class ClientDocuments:
         tier = self._parts.tier
         return tier is not None and client is not None and tier.is_visitor(client)
 
-    def _walk(self, text: str, page: ListPage, by_client: bool) -> Iterator[FoundRows | None]:
+    def _walk(self, text: str, page: PageRequest, by_client: bool) -> Iterator[FoundRows | None]:
         found, shares, clock_ms = FoundRows(), BudgetShares(), self._clock_ms
         # The other rows are not kept: that many at once would bring on Python's full collections.
-        shown = PagedRows[RowGroup](
+        shown = PageBuilder[RowGroup](
             page, _group_key, lambda group: _group_urgency(group, clock_ms())
         )
         for rows in row_groups(self._quotas, clock_ms, shares):
@@ -468,10 +468,10 @@ class ClientDocuments:
             if each.name not in own
         ]
 
-    async def unbounded(self, text: str, page: ListPage) -> Document:
+    async def unbounded(self, text: str, page: PageRequest) -> Document:
         """Return how many connected clients no rule bounds, and a page of them by their traffic."""
         clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
-        found = PagedRows[ClientIdentity](
+        found = PageBuilder[ClientIdentity](
             page,
             lambda each: unbounded_cursor_key(_client(each)),
             lambda each: rates.get(each, 0.0),
@@ -536,13 +536,13 @@ def _has(row: SensorRow, text: str) -> bool:
     )
 
 
-async def connections_document(parts: AdminParts, text: str, page: ListPage) -> Document:
+async def connections_document(parts: AdminParts, text: str, page: PageRequest) -> Document:
     """Return the open connections of a page with `text`, in lower case, in what names them.
 
     Those with most traffic come first; in a walk they are in the order of their numbers.
     """
     machine = machine_of(parts.member)
-    found = PagedRows[ConnectionRow](page, lambda row: (row.number, machine), attrgetter("rate"))
+    found = PageBuilder[ConnectionRow](page, lambda row: (row.number, machine), attrgetter("rate"))
     counts = dict.fromkeys(("total", "held", "matching"), 0)
 
     def choose() -> Iterator[None]:

@@ -42,7 +42,7 @@ def rounded(rate: float | None, digits: int = 1) -> float | None:
     return None if rate is None else round(rate, digits)
 
 
-def cut(text: str | None) -> str | None:
+def clipped(text: str | None) -> str | None:
     """Return a text as the status document shows it: at most MAX_TEXT_CHARS of it."""
     return text if text is None or len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"
 

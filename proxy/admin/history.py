@@ -5,7 +5,7 @@ from itertools import groupby, zip_longest
 from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.pages import ListPage, PagedRows
+from proxy.admin.pages import PageBuilder, PageRequest
 from proxy.quota.meter import Meter
 from proxy.quota.meters import Clock
 from proxy.state import Document
@@ -45,8 +45,8 @@ class History:
         # From one due time to the next, so that late ticks do not stretch the ten minutes.
         due_ms = self._next_ms or now_ms
         self._next_ms = max(due_ms + HISTORY_INTERVAL_MS, now_ms + HISTORY_INTERVAL_MS / 2)
-        highest = PagedRows[tuple[float, bool, str, Series]](
-            ListPage(MAX_SERIES), urgency=itemgetter(0, 1)
+        highest = PageBuilder[tuple[float, bool, str, Series]](
+            PageRequest(MAX_SERIES), urgency=itemgetter(0, 1)
         )
         for meter, measured in self._readings(clock_ms):
             before = self._series.get(meter.name, ())
@@ -67,10 +67,14 @@ class History:
         if series is None:
             return None
         rates = [round(rate, 1) for rate, _ in series]
-        return chart(HISTORY_INTERVAL_MS / MS_PER_SECOND, rates, (bound for _, bound in series))
+        return chart_document(
+            HISTORY_INTERVAL_MS / MS_PER_SECOND, rates, (bound for _, bound in series)
+        )
 
 
-def chart(interval_s: float, rates: list[float], bounds: Iterable[float]) -> dict[str, object]:
+def chart_document(
+    interval_s: float, rates: list[float], bounds: Iterable[float]
+) -> dict[str, object]:
     """Return rates and the bound of each as a document has them."""
     runs = groupby(enumerate(bounds), key=itemgetter(1))
     return {"interval_s": interval_s, "rates": rates, "bounds": [next(run) for _, run in runs]}
@@ -91,7 +95,9 @@ def merged_chart(
     rates = zip_longest(*(reversed(chart["rates"]) for chart in known), fillvalue=0.0)
     bounds = zip_longest(*(reversed(list(_bound_of_each(chart))) for chart in known))
     of_each = [next(bound for bound in column if bound is not None) for column in bounds]
-    return chart(known[0]["interval_s"], list(map(of_interval, rates))[::-1], reversed(of_each))
+    return chart_document(
+        known[0]["interval_s"], list(map(of_interval, rates))[::-1], reversed(of_each)
+    )
 
 
 def _bound_of_each(chart: Document) -> Iterator[float]:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from aiohttp import web
 
-from proxy.admin.replies import ApiError, whole_number
+from proxy.admin.replies import ApiError, query_number
 from proxy.state import Document
 
 MAX_LIMIT = 1_000
@@ -44,7 +44,7 @@ _BY_RANK = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True)
-class ListPage:
+class PageRequest:
     """Which rows of a list a request is for."""
 
     limit: int
@@ -53,7 +53,7 @@ class ListPage:
     """Those behind this key, in the order of keys; () from the first. None: the most urgent."""
 
 
-class PagedRows(Generic[T]):
+class PageBuilder(Generic[T]):
     """The rows of a page, which are added in any order: `rows`, and what `add` is called with.
 
     `urgency` puts a row before others where the page has no cursor; of equal ones the first come.
@@ -61,7 +61,7 @@ class PagedRows(Generic[T]):
 
     def __init__(
         self,
-        page: ListPage,
+        page: PageRequest,
         key: Callable[[T], Key] = lambda _: (),
         urgency: Callable[[T], Any] = lambda _: 0,
         rows: Iterable[T] = (),
@@ -115,17 +115,17 @@ def cursor_of(key: Key) -> str:
     return urlsafe_b64encode(json.dumps(key).encode()).rstrip(b"=").decode()
 
 
-def page_of(request: web.Request) -> ListPage:
+def page_of(request: web.Request) -> PageRequest:
     """Read `?limit=N&cursor=TEXT` for the list of a path. Raises ApiError with status 400."""
     like, default = LISTS[request.path]
-    limit = whole_number(request, "limit", default, MAX_LIMIT)
+    limit = query_number(request, "limit", default, MAX_LIMIT)
     text = request.query.get("cursor")
     if text is None or not like:
-        return ListPage(limit)
+        return PageRequest(limit)
     try:
         key = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)) or "[]")
         if text == "" or list(map(type, key)) == list(map(type, like)):
-            return ListPage(limit, tuple(key))
+            return PageRequest(limit, tuple(key))
     except (ValueError, TypeError, RecursionError):  # a part of one, or another text
         pass
     raise ApiError(400, f"cursor: {text!r} is none of this list", _CURSOR_FIX)

@@ -6,7 +6,7 @@ from heapq import nlargest
 from itertools import islice
 from operator import itemgetter
 
-from proxy.admin.document_models import Column, Model, RowContext, cut, picked
+from proxy.admin.document_models import Column, Model, RowContext, clipped, picked
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.ledger import TIMED_OUT
 from proxy.pipeline.nodes import Controller, Stage, delay_ms
@@ -174,10 +174,10 @@ PIPELINE_ROW = Model[RunningPipeline](
 def pipeline_urgency(pipeline: Document) -> tuple[bool, int]:
     """Return what puts a pipeline of the status before others: full, then what is held."""
     nodes = (*pipeline["sources"], *pipeline["stages"])
-    return pipeline["pending"]["full"], sum(map(is_held, nodes))
+    return pipeline["pending"]["full"], sum(map(is_node_held, nodes))
 
 
-def is_held(node: Document) -> bool:
+def is_node_held(node: Document) -> bool:
     """Return whether a node is held to a rate, or waits for room."""
     return bool(node["state"] == REDUCED or node.get("waits"))
 
@@ -204,7 +204,7 @@ def pipeline_summary(document: Document) -> Document:
 
 def _shown(nodes: Sequence[Document]) -> Sequence[Document]:
     """Return at most MAX_NODES, in their order; held ones are left off last."""
-    numbers = nlargest(MAX_NODES, range(len(nodes)), key=lambda number: is_held(nodes[number]))
+    numbers = nlargest(MAX_NODES, range(len(nodes)), key=lambda number: is_node_held(nodes[number]))
     return [nodes[number] for number in sorted(numbers)]
 
 
@@ -212,6 +212,6 @@ def _node(node: Document) -> Document:
     change = node["last_change"]
     return {
         **picked(node, "name", "state", "rate", "normal_rate", "measured_rate", "held_by"),
-        "reason": change and cut(change["reason"]),
+        "reason": change and clipped(change["reason"]),
         "since_s": change and change["at_s"],
     }

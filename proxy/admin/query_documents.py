@@ -9,9 +9,17 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from metrics.clock import in_seconds
-from proxy.admin.document_models import Column, Model, RowContext, between_s, cut, picked, rounded
-from proxy.admin.pages import Key, ListPage, PagedRows
+from metrics.clock import ms_to_s
+from proxy.admin.document_models import (
+    Column,
+    Model,
+    RowContext,
+    between_s,
+    clipped,
+    picked,
+    rounded,
+)
+from proxy.admin.pages import Key, PageBuilder, PageRequest
 from proxy.admin.pipeline_documents import (
     MAX_PIPELINE_SUMMARIES,
     PIPELINE_ROW,
@@ -25,7 +33,7 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.report import Refusal
 from proxy.queries.queries import Queries
 from proxy.quota.meters import Clock
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import Document
 
 MAX_RANGES_SHOWN = 20
@@ -56,13 +64,13 @@ def progress_documents(
 def _trigger(query: QueryProgress, _: RowContext) -> Document | None:
     if query.trigger_kind is None:
         return None
-    return {"kind": query.trigger_kind, "interval_s": in_seconds(query.trigger_interval_ms)}
+    return {"kind": query.trigger_kind, "interval_s": ms_to_s(query.trigger_interval_ms)}
 
 
 def _batch(query: QueryProgress, now: RowContext) -> Document | None:
     if (batch := query.last_batch) is None:
         return None
-    times = {"duration_s": in_seconds(batch.duration_ms), "ended": now.at_s(batch.ended_ms)}
+    times = {"duration_s": ms_to_s(batch.duration_ms), "ended": now.at_s(batch.ended_ms)}
     return {"id": batch.batch_id, "rows": batch.rows, **times}
 
 
@@ -143,7 +151,7 @@ QUERY = Model[QueryProgress](
         "trigger": _trigger,
         "last_report": lambda query, now: now.at_s(query.last_report_ms),
         "last_heard": lambda query, now: now.at_s(query.last_heard_ms),
-        "report_age_s": lambda query, now: in_seconds(query.report_age_ms(now.now_ms)),
+        "report_age_s": lambda query, now: ms_to_s(query.report_age_ms(now.now_ms)),
         "batch": _batch,
         "last_batch": "last_batch_id",
         "reports": _reports,
@@ -179,7 +187,7 @@ PARTITION = Model[PartitionProgress](
         "high_watermark": "log.high_watermark",
         "log_start": "log.log_start_offset",
         "lag_records": lambda each, _: each.lag_records(),
-        "lag_s": lambda each, now: rounded(in_seconds(each.lag_ms(now.now_ms)), 3),
+        "lag_s": lambda each, now: rounded(ms_to_s(each.lag_ms(now.now_ms)), 3),
         "in_flight": lambda each, _: _ranges(each.pending),
         "failed": lambda each, _: _ranges(each.failed),
         "refetched": lambda each, _: {
@@ -208,7 +216,7 @@ MAX_QUERY_SUMMARIES = 100  # queries in the status document
 T = TypeVar("T")
 
 
-class Cached(Generic[T]):
+class CachedWalk(Generic[T]):
     """What a walk has found, by what it was asked; found again when it is no longer fresh.
 
     `fresh_ms` says for how long it is, by what it took to make. The walk is taken a slice at a
@@ -218,7 +226,7 @@ class Cached(Generic[T]):
     def __init__(
         self,
         walk: Callable[..., Iterable[T | None]],
-        slices: Slices,
+        slices: TimeSlicer,
         clock_ms: Clock,
         cpu_ms: Clock,
         fresh_ms: Callable[[float], float],
@@ -259,7 +267,9 @@ class QueryDocuments:
     With 10,000 partitions it takes 0.1 to 0.25 s to make them.
     """
 
-    def __init__(self, reports: Queries, slices: Slices, clock_ms: Clock, cpu_ms: Clock) -> None:
+    def __init__(
+        self, reports: Queries, slices: TimeSlicer, clock_ms: Clock, cpu_ms: Clock
+    ) -> None:
         how = slices, clock_ms, cpu_ms, lambda cost_ms: COST_FACTOR * cost_ms
 
         def progress() -> Iterator[Document | None]:
@@ -270,11 +280,11 @@ class QueryDocuments:
             for each in reports.pipelines():
                 yield PIPELINE_ROW.document(each, RowContext(0.0, clock_ms()))
 
-        self.documents = Cached(progress, *how).get
+        self.documents = CachedWalk(progress, *how).get
         """Returns each query with its partitions, what backpressure does to it, and totals."""
-        self.pipelines = Cached(pipelines, *how).get
+        self.pipelines = CachedWalk(pipelines, *how).get
         """Returns each pipeline."""
-        self._pressure = Cached(lambda: reports.pressure().values(), *how).get
+        self._pressure = CachedWalk(lambda: reports.pressure().values(), *how).get
 
     async def adaptive(self) -> Mapping[str, Document]:
         """Return what backpressure does, by the entity whose reading is bounded."""
@@ -307,10 +317,10 @@ def partitions_of(documents: Iterable[Document]) -> Iterator[ListedPartition]:
 
 
 def paged_partitions(
-    page: ListPage, rows: Iterable[ListedPartition] = ()
-) -> PagedRows[ListedPartition]:
+    page: PageRequest, rows: Iterable[ListedPartition] = ()
+) -> PageBuilder[ListedPartition]:
     """Return what chooses the partitions of a page: the stuck come first, then by their lag."""
-    return PagedRows(page, _partition_key, _partition_urgency, rows)
+    return PageBuilder(page, _partition_key, _partition_urgency, rows)
 
 
 def _partition_key(row: ListedPartition) -> Key:
@@ -356,8 +366,8 @@ def _query_summary(document: Document, now_s: float) -> Document:
     commit, batch, adaptive = document["commit"], document["batch"], document["adaptive"]
     return {
         **picked(document, "name", "client_id", "state"),
-        "error": cut(document["error"]),
-        "advice": [cut(note["text"]) for note in document["advice"]],
+        "error": clipped(document["error"]),
+        "advice": [clipped(note["text"]) for note in document["advice"]],
         "batch": batch
         and {
             **picked(batch, "id", "rows", "duration_s"),
@@ -368,13 +378,13 @@ def _query_summary(document: Document, now_s: float) -> Document:
         and {
             "group": commit["group"],
             "ok": commit["error"] is None,
-            "error": cut(commit["error"]),
+            "error": clipped(commit["error"]),
             "ago_s": between_s(commit["last"], now_s),
         },
         "adaptive": adaptive
         and {
             **picked(adaptive, "rate", "bound", "static_bound"),
-            "reason": cut(adaptive["reason"]),
+            "reason": clipped(adaptive["reason"]),
         },
     }
 

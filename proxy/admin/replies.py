@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from proxy.quota.values import BadValueError
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import Document
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -54,19 +54,21 @@ class ApiError(Exception):
     def response(self) -> web.Response:
         """Return the answer: `{"error": what, "fix": how}`, with `"reason"` if there is one."""
         reason = {} if self.reason is None else {"reason": self.reason}
-        return answer({"error": self.what, "fix": self.fix, **reason}, self.status, self.headers)
+        return json_reply(
+            {"error": self.what, "fix": self.fix, **reason}, self.status, self.headers
+        )
 
 
-def answer(
+def json_reply(
     document: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """Return a document as a JSON answer."""
     return web.Response(
-        body=written(document), status=status, headers={**JSON_HEADERS, **(headers or {})}
+        body=json_text(document), status=status, headers={**JSON_HEADERS, **(headers or {})}
     )
 
 
-def written(document: object) -> bytes:
+def json_text(document: object) -> bytes:
     """Return a document as JSON, in ASCII: a page of 1,000 rows takes 2 ms.
 
     What else client ids hold could steer a terminal, or is half of a surrogate pair: only Python's
@@ -78,7 +80,7 @@ def written(document: object) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def read_whole(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     """Return what JSON says. Raises ValueError or RecursionError for what is none."""
     try:
         return from_json(body)
@@ -89,7 +91,7 @@ def read_whole(body: bytes) -> Any:
 def parse_object(body: bytes) -> Document | None:
     """Return the JSON object of a body; None for what is none."""
     try:
-        document = read_whole(body)
+        document = parse_json(body)
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
@@ -98,8 +100,8 @@ def parse_object(body: bytes) -> Document | None:
 def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response:
     """Return what `/readyz` answers: a reason why clients should go elsewhere, or a warning."""
     if not_ready is None:
-        return answer({"status": "ready"} | ({"warning": warning} if warning else {}))
-    return answer({"status": "not ready", "reason": not_ready}, 503)
+        return json_reply({"status": "ready"} | ({"warning": warning} if warning else {}))
+    return json_reply({"status": "not ready", "reason": not_ready}, 503)
 
 
 def long_answer(body: bytes, headers: Mapping[str, str], status: int = 200) -> web.Response:
@@ -176,16 +178,16 @@ def shown_json(value: object) -> str:
     return text if len(text) <= MAX_REFUSED_CHARS else f"{text[:MAX_REFUSED_CHARS]}..."
 
 
-def whole_number(request: web.Request, name: str, default: int, most: int) -> int:
+def query_number(request: web.Request, name: str, default: int, most: int) -> int:
     """Return a number of the query string, 0 to `most`. Raises ApiError with status 400."""
     text = request.query.get(name, str(default))
-    number = parse_number(text)
+    number = digits_or_none(text)
     if number is None or number > most:
         raise ApiError(400, f"{name}: {text!r} is no number from 0 to {most}", "write one of them")
     return number
 
 
-def parse_number(text: str) -> int | None:
+def digits_or_none(text: str) -> int | None:
     """Return the number that some digits are, at most MAX_REQUEST_DIGITS; None for another text."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_REQUEST_DIGITS
     return int(text) if is_number else None
@@ -198,7 +200,9 @@ def _family_text(family: Metric, samples: Iterable[Sample] = ()) -> bytes:
     return generate_latest(SimpleNamespace(collect=lambda: (part,)))
 
 
-async def scrape_answer(registry: CollectorRegistry, member: str, slices: Slices) -> web.Response:
+async def scrape_answer(
+    registry: CollectorRegistry, member: str, slices: TimeSlicer
+) -> web.Response:
     """Return what `/metrics` answers, made a slice at a time."""
     body = BytesIO()
     # Not joined in the end: several megabytes take milliseconds.

@@ -12,10 +12,10 @@ from proxy.quota.rules import QuotaPause, Rule, Share
 from proxy.quota.validation import (
     BUDGET_KEY,
     CLIENT_KEYS,
-    check_keys,
+    check_rule_keys,
     find_bound_problems,
+    format_selector,
     parse_scope,
-    selector_of,
 )
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
 from proxy.state import Document
@@ -48,7 +48,7 @@ RULE = Model[RuleEntry](
         schedule
     """,
     {
-        "selector": lambda entry, _: selector_of(entry.rule.keys),
+        "selector": lambda entry, _: format_selector(entry.rule.keys),
         "adaptive": lambda entry, _: entry.rule.adaptive and asdict(entry.rule.adaptive),
         "bounds": lambda entry, _: _by_kind(entry.rule.bounds),
         "share": lambda entry, _: entry.rule.share and _share(entry.rule.share),
@@ -101,7 +101,7 @@ def _share(share: Share) -> Document:
 
 def rule_name(rule: Rule, now: RowContext) -> Document:
     """Return what names a rule; a sensor may be under one that has gone, which has no source."""
-    name = selector_of(rule.keys)
+    name = format_selector(rule.keys)
     entry = now.in_force.get(name)
     origin: Document = dict.fromkeys(("source", "by", "at", "until", "schedule"))
     if entry is not None:
@@ -131,7 +131,7 @@ def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
     paused = [PAUSE.document(pause, RowContext(now_s)) for pause in rules.pauses()]
     told = rules.composed.of_file.told
     scheduled = [
-        {"selector": selector_of(each.rule.keys), "schedule": told[each.rule.title]}
+        {"selector": format_selector(each.rule.keys), "schedule": told[each.rule.title]}
         for each in ((*rules.composed.budgets, *rules.composed.entries) if told else ())
         if each.rule.title in told
     ]
@@ -193,7 +193,7 @@ def parse_throttling(
     keys: dict[str, object] = {key: document[key] for key in CLIENT_KEYS if key in document}
     try:
         if keys:
-            check_keys(keys)
+            check_rule_keys(keys)
     except BadValueError as error:
         raise ApiError(400, error.message, error.fix) from None
     until_s = _end("off", document["off"], now_s) if "off" in document else None

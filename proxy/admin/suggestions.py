@@ -11,15 +11,15 @@ from aiohttp import web
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import Model, RowContext, iso, printable, size_text
-from proxy.admin.pages import ListPage, PagedRows, page_of
-from proxy.admin.replies import ApiError, answer, parsed
+from proxy.admin.pages import PageBuilder, PageRequest, page_of
+from proxy.admin.replies import ApiError, json_reply, parsed
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import RuleMatch, RuleTable
 from proxy.quota.values import parse_duration
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import Document, StateError
-from proxy.usage.observed_usage import READ_LIMIT_S, Observed, ObservedClient, ObservedRates
+from proxy.usage.observed_usage import READ_LIMIT_S, ObservedClient, ObservedUsage, RateDistribution
 from proxy.usage.usage_meter import RATE_INTERVAL_MS
 
 SUGGESTED_HEADROOM = 1.5  # of the p99: what a bound is before it is rounded up
@@ -46,7 +46,7 @@ class Suggestion:
     """What was seen of a client, and what follows from it."""
 
     client: ObservedClient
-    seen: Mapping[QuotaKind, ObservedRates]
+    seen: Mapping[QuotaKind, RateDistribution]
     """At least one."""
     matches: Mapping[QuotaKind, RuleMatch | None]
     """The rules that bound it now, or would; of hashed names that is not known."""
@@ -113,13 +113,13 @@ class Suggestion:
 
 
 async def suggest(
-    observed: Observed, table: RuleTable, slices: Slices, page: ListPage
-) -> PagedRows[Suggestion]:
+    observed: ObservedUsage, table: RuleTable, slices: TimeSlicer, page: PageRequest
+) -> PageBuilder[Suggestion]:
     """Return suggestions for a page of the clients that were seen: unbounded ones come first.
 
     Of both kinds those with most bytes come first. `table` has the rules in force.
     """
-    found = PagedRows[Suggestion](page, attrgetter("key"), attrgetter("urgency"))
+    found = PageBuilder[Suggestion](page, attrgetter("key"), attrgetter("urgency"))
 
     def making() -> Iterator[bool]:
         for client, by_kind in observed.by_client.items():
@@ -155,7 +155,7 @@ SUGGESTION = Model[Suggestion](
 
 
 def as_yaml(
-    shown: Sequence[Suggestion], left_off: int, since: str, now_s: float, observed: Observed
+    shown: Sequence[Suggestion], left_off: int, since: str, now_s: float, observed: ObservedUsage
 ) -> Iterator[str]:
     """Yield the lines of a `quotas` section, with the figures behind each rule as comments.
 
@@ -259,7 +259,7 @@ async def suggestions_answer(parts: AdminParts, request: web.Request) -> web.Res
     clients = await slices.collect(SUGGESTION.document(each, now) for each in shown)
     text = "\n".join(lines) + "\n"
     about = {"since_s": since_s, "yaml": text, "total": found.total}
-    return answer({**about, "clients": clients, **found.next()})
+    return json_reply({**about, "clients": clients, **found.next()})
 
 
 def parse_since(request: web.Request) -> tuple[str, float]:

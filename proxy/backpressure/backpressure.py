@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from metrics.clock import MS_PER_SECOND
 from metrics.exposition import FigureRows, FigureTable
 from proxy.progress.query import MAX_QUERIES, AcceptedReport, QueryProgress
-from proxy.progress.query_registry import FORGET_AFTER_MS, Owns, owns_all
+from proxy.progress.query_registry import FORGET_AFTER_MS, Ownership, owns_all
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
@@ -52,7 +52,7 @@ OF_BOUNDS = FigureTable(
 
 
 @dataclass(frozen=True, slots=True)
-class BoundReturn:
+class BoundRecovery:
     """The way from an adapted bound back to the rule's own."""
 
     start: float
@@ -100,7 +100,7 @@ class QueryBackpressure:
     ceiling: float | None = None
     """What `set_ceiling` allows, in records per second; None: what its batches can take."""
     _ceiling_why: str = ""
-    _return: BoundReturn | None = None
+    _return: BoundRecovery | None = None
     _in_force: AdaptedBound | None = None
 
     def __post_init__(self) -> None:
@@ -306,7 +306,7 @@ class QueryBackpressure:
     def _begin_return(self, why: str, now_ms: float) -> None:
         adapted = self._bound.bound
         if self._return is None and adapted is not None:
-            self._return = BoundReturn(adapted, why, now_ms)
+            self._return = BoundRecovery(adapted, why, now_ms)
 
     def _enforce(self, now_ms: float) -> None:
         """Put in force what is known now: the size of the next batch, and the bound."""
@@ -498,7 +498,7 @@ class Backpressure:
         """Return whether a client's rule is adaptive, whoever owns the client."""
         return self._match(identity) is not None
 
-    def own(self, owns: Owns, now_ms: float) -> None:
+    def own(self, owns: Ownership, now_ms: float) -> None:
         """Adapt the bounds of these clients only; what is due of others is still in `unwritten`."""
         self._owns = owns
         for query in self._all():

@@ -140,7 +140,7 @@ ESTIMATORS: Mapping[str, type[Estimator]] = {"pid": PidEstimator, "cost": CostEs
 
 
 @dataclass(slots=True)
-class RecordRatio:
+class PerRecordAverage:
     """How much of something goes with a record, with DECAY from batch to batch.
 
     Batches with nothing of it count together with the one before: they had it then, as when a
@@ -200,8 +200,8 @@ class BatchMeasurements:
         """When its Fetch responses were held; holds may be side by side."""
         self.held = RangeSet[float](MAX_HOLDS)
         """The same, and when the driver's look-ups waited."""
-        self.bytes_per_record = RecordRatio()
-        self.offsets_per_record = RecordRatio()
+        self.bytes_per_record = PerRecordAverage()
+        self.offsets_per_record = PerRecordAverage()
         self._bytes: float | None = None
         """Read since the last batch. None before the first: its beginning was not seen."""
         self._resumed_ms = -math.inf

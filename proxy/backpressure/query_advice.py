@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.events import EventKind
+from proxy.progress.events import ProgressEventKind
 from proxy.progress.query import QueryProgress
 from proxy.progress.report import TriggerKind
 from proxy.quota.entities import DEFAULT, ClientIdentity
@@ -52,16 +52,16 @@ def advise(
         has_slip = unnamed is not None or knows_client(query.reported_name or "")
         query.is_outside = names is not None and not has_slip
         names = unnamed if names is None or query.is_outside else names
-    query.advise(EventKind.NAMES, names, now_ms)
+    query.advise(ProgressEventKind.NAMES, names, now_ms)
     interval = _interval(query, adaptive.batch_interval_ms) if adaptive is not None else None
-    query.advise(EventKind.INTERVAL, interval, now_ms)
+    query.advise(ProgressEventKind.INTERVAL, interval, now_ms)
     trigger = UNSHAPED.get(query.trigger_kind) if adaptive is not None else None
     if trigger is not None:
         trigger += (
             ", so the adaptive rule shapes nothing and its own bound holds; give the query a "
             "processingTime trigger"
         )
-    query.advise(EventKind.TRIGGER, trigger, now_ms)
+    query.advise(ProgressEventKind.TRIGGER, trigger, now_ms)
 
 
 def _rules_of(table: RuleTable, client_id: str) -> list[Rule]:

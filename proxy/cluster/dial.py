@@ -45,7 +45,7 @@ def upstream_context(
     return context
 
 
-async def reach(
+async def connect_to_first(
     servers: Sequence[Address], timeout_s: float, resolver: Resolver
 ) -> tuple[Address, socket.socket]:
     """Return the first of these servers that answers in a staggered race, and a connection to it.
@@ -55,7 +55,7 @@ async def reach(
     """
     attempts = [partial(_reach, server, timeout_s, resolver) for server in servers]
     try:
-        return await first_of(attempts, lambda late: late[1].close(), UpstreamError)
+        return await first_success(attempts, lambda late: late[1].close(), UpstreamError)
     except ExceptionGroup as failed:
         raise failed.exceptions[-1] from None
 
@@ -114,7 +114,7 @@ async def when_ready(
             await _ready(sock, write=write or isinstance(blocked, ssl.SSLWantWriteError))
 
 
-async def first_of(
+async def first_success(
     attempts: Iterable[Callable[[], Coroutine[Any, Any, T]]],
     discard: Callable[[T], object],
     expected: type[Exception],
@@ -171,8 +171,8 @@ async def _reach(
     try:
         async with asyncio.timeout(timeout_s):
             addresses = await resolver.find(server)
-            attempts = [partial(_open, *address) for address in by_turns(addresses)]
-            return server, await first_of(attempts, socket.socket.close, OSError)
+            attempts = [partial(_open, *address) for address in interleave_families(addresses)]
+            return server, await first_success(attempts, socket.socket.close, OSError)
     except ExceptionGroup as failed:
         # An address of a family that this machine has not fails here, whatever the broker does.
         errors = failed.exceptions
@@ -205,7 +205,7 @@ async def _ready(sock: socket.socket, *, write: bool) -> None:
         (loop.remove_writer if write else loop.remove_reader)(fd)
 
 
-def by_turns(addresses: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def interleave_families(addresses: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Order these so that families take turns, the resolver's first one first (RFC 8305, 4)."""
     families = list(dict.fromkeys(family for family, *_ in addresses))
     by_family = ([each for each in addresses if each[0] == family] for family in families)

@@ -22,7 +22,7 @@ from uuid import UUID
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from .broker_connection import CLIENT_ID, BrokerConnection
-from .dial import reach, secure
+from .dial import connect_to_first, secure
 from .login import Login
 from .resolver import Resolver
 from .upstream import CONNECTION_CLOSED, LOGIN_REFUSED, LOOP, Address, UpstreamError, explain_loop
@@ -118,7 +118,7 @@ class Bootstrap:
                 errors.append(error)
         while left:
             try:
-                server, sock = await reach(left, limit_s, self.resolver)
+                server, sock = await connect_to_first(left, limit_s, self.resolver)
             except UpstreamError as error:
                 errors.append(error)
                 break
@@ -213,7 +213,7 @@ class KafkaClient:
                     if part.leader_id in brokers:
                         self._found[topic.name, part.partition_index] = brokers[part.leader_id]
         by_leader: dict[Address, list[Partition]] = {}
-        for some in parts(partitions):
+        for some in request_chunks(partitions):
             await asyncio.sleep(0)  # to look up thousands takes milliseconds
             for leader, led in self.known_leaders(some).items():
                 by_leader.setdefault(leader, []).extend(led)
@@ -301,18 +301,18 @@ class KafkaClient:
         return await self._ask_at(broker, request)
 
 
-def parts(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
+def request_chunks(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
     """Yield the items, at most MAX_REQUEST_PARTITIONS at a time."""
     left = iter(items)
     while part := tuple(islice(left, MAX_REQUEST_PARTITIONS)):
         yield part
 
 
-def requests_by_topic(
+def chunks_by_topic(
     partitions: Mapping[Partition, Value],
 ) -> Iterator[dict[str, list[tuple[int, Value]]]]:
     """Yield partitions in the shape of requests, at most MAX_REQUEST_PARTITIONS at a time."""
-    for part in parts(partitions.items()):
+    for part in request_chunks(partitions.items()):
         topics: dict[str, list[tuple[int, Value]]] = {}
         for (topic, number), value in part:
             topics.setdefault(topic, []).append((number, value))

@@ -11,7 +11,7 @@ from typing import Any
 from aiokafka.conn import SaslPlainAuthenticator, ScramAuthenticator
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-from .upstream import LOGIN_REFUSED, Address, UpstreamError, name_of
+from .upstream import LOGIN_REFUSED, Address, UpstreamError, error_name
 
 PLAIN = "PLAIN"
 
@@ -73,7 +73,7 @@ class Login:
         `error_code` is 0 where what answers does not know the user. `said`: its own words, or with
         UNSUPPORTED_MECHANISM what it offers instead.
         """
-        reason = said or name_of(error_code)
+        reason = said or error_name(error_code)
         fix = "correct cluster.sasl.username, or the password in cluster.sasl.password_file"
         if error_code == UNSUPPORTED_MECHANISM:
             reason = f"the broker offers {said or 'other mechanisms'}"

@@ -48,7 +48,7 @@ def explain_loop(address: Address) -> str:
     return f"{address[0]}:{address[1]} is this proxy itself; fix: {fix}"
 
 
-def name_of(error_code: int) -> str:
+def error_name(error_code: int) -> str:
     """Return Kafka's name of an error, such as NOT_COORDINATOR."""
     error = kafka_errors.get(error_code)
     return f"error {error_code}" if error is None else str(error.message)

@@ -27,7 +27,7 @@ from proxy.quota.entities import (
 from proxy.quota.fields import fields_of, yaml_key
 from proxy.quota.rules import AdaptiveBound, Budget, QuotaSettings, Rule, RuleTable, Share
 from proxy.quota.scheduled_rules import ScheduledSettings, by_title
-from proxy.quota.shares import Claim, divide
+from proxy.quota.shares import Claim, divide_fairly
 from proxy.quota.validation import TOPIC_KEYS
 from proxy.quota.values import SIZE_UNITS, format_ms, format_size, shown
 
@@ -166,9 +166,7 @@ def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> list
     return [match.rule for match in matches if match is not None]
 
 
-def rules_of_client(
-    config: Config, table: RuleTable, kind: QuotaKind, client_id: str
-) -> list[Rule]:
+def possible_rules(config: Config, table: RuleTable, kind: QuotaKind, client_id: str) -> list[Rule]:
     """Return the rules that may bound a client, whoever its user is and wherever it comes in."""
     found: dict[int, Rule] = {}
     for user in {None, *(rule.user for rule in table.rules)}:
@@ -247,7 +245,7 @@ def find_pipeline_hints(config: Config, table: RuleTable) -> Iterator[str]:
             nodes += [(f"source {client_id!r}", client_id, False) for client_id in sources]
         for node, client_id, reads in nodes:
             kind = QuotaKind.CONSUMER_BYTE_RATE if reads else QuotaKind.PRODUCER_BYTE_RATE
-            rules = rules_of_client(config, table, kind, client_id)
+            rules = possible_rules(config, table, kind, client_id)
             if not any(rule.adaptive or not reads for rule in rules):
                 lack = f"{kind} and adaptive" if reads else kind
                 yield (
@@ -337,7 +335,7 @@ def _explain_parts(
         for each in members
         if each.share is not None
     ]
-    for each, share in zip(members, divide(rate, claims), strict=True):
+    for each, share in zip(members, divide_fairly(rate, claims), strict=True):
         name = each.title if isinstance(each, Budget) else f"{each.title}, {each.shared_entity}"
         one = ", if it has one client" if each.is_open else ""
         alone = _rate(each.ceilings[kind])

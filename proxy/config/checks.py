@@ -12,7 +12,7 @@ from proxy.quota.fields import (
     Conflict,
     Loc,
     find_repeated,
-    find_unknown,
+    find_unknown_names,
     find_used_twice,
 )
 from proxy.quota.values import shown
@@ -49,7 +49,7 @@ def find_contradictions(config: Config) -> Iterator[Conflict]:
     yield from _same_clients(config)
     yield from find_used_twice(("pipelines",), config.pipelines, "name", "pipeline")
     yield from find_used_twice(("admin", "tokens"), config.admin.tokens, "name", "token")
-    yield from dict.fromkeys(graph.find_conflicts(config.pipelines))
+    yield from dict.fromkeys(graph.find_shared_members(config.pipelines))
     nodes = sum(len(each.sources) + len(each.stages) for each in config.pipelines)
     most = config.limits.max_client_entities
     counts = ("queries", "names {} queries", len(config.queries))
@@ -65,7 +65,7 @@ def find_contradictions(config: Config) -> Iterator[Conflict]:
     names = [listener.name for listener in config.listeners]
     asked = enumerate(rule.listener for rule in config.quotas.rules)
     located = ((("quotas", "rules", at, "listener"), name) for at, name in asked)
-    yield from find_unknown(located, names, "listener")
+    yield from find_unknown_names(located, names, "listener")
     yield from _too_few_ports(config)
     yield from _tier_conflicts(config) if config.tier else _names_without_tier(config)
 

@@ -105,7 +105,7 @@ def check_private_key(path: Path) -> None:
     _check_reread(path)
 
 
-def check_pair(cert_file: Path, key_file: Path) -> None:
+def check_key_pair(cert_file: Path, key_file: Path) -> None:
     """Check that a key belongs to a certificate and is not damaged."""
     check_private_key(key_file)
     check_certificates(cert_file)

@@ -21,7 +21,7 @@ from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import STUCK_AFTER_MS, ProgressSettings, QuerySettings
 from proxy.progress.report import ANY_REST
 from proxy.quota import fields
-from proxy.quota.fields import Conflict, Loc, find_bad, not_empty, refuse, required_field
+from proxy.quota.fields import Conflict, Loc, find_bad, not_empty, rejecting, required_field
 from proxy.quota.rules import QuotaSettings
 from proxy.quota.values import BadValueError
 from proxy.relay.services import Limits
@@ -75,7 +75,7 @@ _UNPRINTABLE = "{} is not printable"
 
 UsageInterval = Annotated[
     fields.Duration,
-    refuse(
+    rejecting(
         lambda seconds: not 1 <= seconds <= MAX_USAGE_INTERVAL_S,
         "{} is out of range",
         "write 1s to 1h, such as 60s",
@@ -87,21 +87,21 @@ Workers = Annotated[int | Literal["auto"], fields.whole_number_from(1, MAX_WORKE
 TokenName = Annotated[
     fields.Text,
     *(
-        refuse(name.__eq__, f"{{}} is the name of {whose}", _OTHER_NAME)
+        rejecting(name.__eq__, f"{{}} is the name of {whose}", _OTHER_NAME)
         for name, whose in RESERVED_NAMES.items()
     ),
-    refuse(_is_unprintable, _UNPRINTABLE, _OTHER_NAME),
+    rejecting(_is_unprintable, _UNPRINTABLE, _OTHER_NAME),
 ]
 QueryPattern = Annotated[
     fields.Text,
-    refuse(_has_inner_rest, f"{{}} has a {ANY_REST} before its end", PATTERN_FIX),
-    refuse(ANY_REST.__eq__, "{} is every query", "remove queries: then it is for all"),
-    refuse(_is_unprintable, _UNPRINTABLE, PATTERN_FIX),
+    rejecting(_has_inner_rest, f"{{}} has a {ANY_REST} before its end", PATTERN_FIX),
+    rejecting(ANY_REST.__eq__, "{} is every query", "remove queries: then it is for all"),
+    rejecting(_is_unprintable, _UNPRINTABLE, PATTERN_FIX),
 ]
 """A query's name or client id, or a beginning of it and `*`."""
 
 
-class ClusterTls(fields.Section):
+class ClusterTls(fields.ConfigSection):
     """TLS to the brokers. Without `ca_file` the system's certificate authorities are trusted."""
 
     ca_file: files.CertificateFile | None = None
@@ -111,7 +111,7 @@ class ClusterTls(fields.Section):
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
         at, cert_file, key_file = ("key_file",), self.cert_file, self.key_file
         if cert_file and key_file:
-            yield from find_bad(at, files.check_pair, cert_file, key_file)
+            yield from find_bad(at, files.check_key_pair, cert_file, key_file)
         elif cert_file:
             yield Conflict(at, "is missing, and cert_file is of no use alone", "add key_file")
         elif key_file:
@@ -119,7 +119,7 @@ class ClusterTls(fields.Section):
             yield Conflict(at, "is of no use without cert_file", fix)
 
 
-class ClusterSasl(fields.Section):
+class ClusterSasl(fields.ConfigSection):
     """As whom the proxy itself logs in to the brokers; clients log in for themselves."""
 
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = required_field(
@@ -129,7 +129,7 @@ class ClusterSasl(fields.Section):
     password_file: files.PasswordFile = required_field("password_file: cluster-password")
 
 
-class ClusterSection(fields.Section):
+class ClusterSection(fields.ConfigSection):
     """The Kafka cluster behind the proxy."""
 
     bootstrap_servers: Annotated[
@@ -145,7 +145,7 @@ class ClusterSection(fields.Section):
         return self.sasl is not None and self.sasl.mechanism == "PLAIN" and self.tls is None
 
 
-class ServerTls(fields.Section):
+class ServerTls(fields.ConfigSection):
     """TLS to those who connect; with `ca_file` they must show a certificate that it signed."""
 
     cert_file: files.CertificateFile = required_field("cert_file: server.pem")
@@ -153,7 +153,7 @@ class ServerTls(fields.Section):
     ca_file: files.CertificateFile | None = None
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
-        yield from find_bad(("key_file",), files.check_pair, self.cert_file, self.key_file)
+        yield from find_bad(("key_file",), files.check_key_pair, self.cert_file, self.key_file)
 
 
 class ListenerTls(ServerTls):
@@ -162,7 +162,7 @@ class ListenerTls(ServerTls):
     sni: endpoints.Sni | None = None
 
 
-class ListenerSection(fields.Section):
+class ListenerSection(fields.ConfigSection):
     """Where clients connect, and which addresses are advertised to them.
 
     `broker_ports` is None only when `tls.sni` tells the brokers apart.
@@ -195,7 +195,7 @@ class ListenerSection(fields.Section):
         return {loc: name for loc, name in names.items() if name}
 
 
-class ThrottleSection(fields.Section):
+class ThrottleSection(fields.ConfigSection):
     """How a client over its quota is slowed."""
 
     mode: Literal["delay", "mute"] = "delay"
@@ -208,7 +208,7 @@ class ThrottleSection(fields.Section):
         return self.mode == "delay"
 
 
-class StateSection(fields.Section):
+class StateSection(fields.ConfigSection):
     """Where state outlives a restart."""
 
     kind: Literal["memory", "sqlite", "kafka"] = "sqlite"
@@ -225,7 +225,7 @@ class StateSection(fields.Section):
             yield from find_bad(("path",), files.check_database, self.path)
 
 
-class TokenSection(fields.Section):
+class TokenSection(fields.ConfigSection):
     """A bearer token and what those may do who show it; without `queries` they report of all."""
 
     name: TokenName = required_field("name: spark")
@@ -251,7 +251,7 @@ class TokenSection(fields.Section):
             yield Conflict(("queries",), "is too long", fix)
 
 
-class AdminSection(fields.Section):
+class AdminSection(fields.ConfigSection):
     """The HTTP server for metrics, health and the API; others may reach it only with a token."""
 
     bind: endpoints.Bind = endpoints.HostPort("127.0.0.1", 9644)
@@ -287,7 +287,7 @@ class AdminSection(fields.Section):
             yield Conflict(("read_needs_token",), "is set, and no token may read", fix)
 
 
-class TierSection(fields.Section):
+class TierSection(fields.ConfigSection):
     """Several machines that serve one cluster as one; each holds its own part of the clients."""
 
     name: fields.Topic = required_field("name: quota-proxy")
@@ -295,7 +295,7 @@ class TierSection(fields.Section):
     admin_host: endpoints.AdvertisedHost | None = None
 
 
-class UsageSection(fields.Section):
+class UsageSection(fields.ConfigSection):
     """The topic to which is written who used what; with a key the names of clients are hashed."""
 
     topic: fields.Topic = "quota-proxy-usage"
@@ -316,13 +316,13 @@ class QuerySection(QuerySettings):
     stuck_after_ms: fields.Milliseconds = Field(default=STUCK_AFTER_MS)
 
 
-class ProgressSection(fields.Section):
+class ProgressSection(fields.ConfigSection):
     """How queries are followed."""
 
     answer_lookups: StrictBool = True
 
 
-class Config(fields.Section):
+class Config(fields.ConfigSection):
     """A whole configuration; made by `load_config`, which also does the checks across sections."""
 
     cluster: ClusterSection = required_field("cluster: {bootstrap_servers: [broker-1:9092]}")

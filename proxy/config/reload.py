@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 _log = get_logger(__name__)
 
 
-class LimitedThread:
+class TimeLimitedThread:
     """Calls functions in a thread, one at a time, and gives up waiting for them after a while.
 
     They may block for good, such as reading a file of a hung network file system.
@@ -98,7 +98,7 @@ class Reloader:
         self._record = record
         self._at_start = self._in_force = config
         self._requested = asyncio.Event()
-        self._thread = LimitedThread()
+        self._thread = TimeLimitedThread()
         self._seen = self._digests()
         self._hangs = False
         self._loaded_s = -REQUEST_INTERVAL_S

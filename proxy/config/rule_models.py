@@ -32,7 +32,7 @@ def _default_hold_ms(data: dict[str, Any]) -> float:
     return max(DEFAULT_HOLD_MS, HOLD_INTERVALS * (data["batch_interval_ms"] or 0.0))
 
 
-class AdaptiveSection(fields.Section):
+class AdaptiveSection(fields.ConfigSection):
     """How a rule's `consumer_byte_rate` follows the rate at which a query processes.
 
     None stands for no limit, or for the default of AdaptiveBound.
@@ -74,7 +74,7 @@ class AdaptiveSection(fields.Section):
             yield Conflict(("hold",), f"{message} too late", fix)
 
 
-class Bounded(fields.Settings):
+class HasBounds(fields.Settings):
     """A section that has a key for what it bounds, for each kind of quota that it can bound."""
 
     __slots__ = ()
@@ -86,7 +86,7 @@ class Bounded(fields.Settings):
         return {kind: float(bound) for kind, bound in bounds.items() if bound is not None}
 
 
-class BudgetSection(Bounded, fields.Section):
+class BudgetSection(HasBounds, fields.ConfigSection):
     """A rate for all clients of the rules, and budgets, that name it."""
 
     name: fields.Text = required_field("name: analytics")
@@ -126,7 +126,7 @@ _BOUND_FIELDS: list[Any] = [
     for kind in QuotaKind
 ]
 _RuleBounds: Any = make_dataclass(
-    "_RuleBounds", _BOUND_FIELDS, bases=(Bounded, RuleKeys), frozen=True, slots=True, kw_only=True
+    "_RuleBounds", _BOUND_FIELDS, bases=(HasBounds, RuleKeys), frozen=True, slots=True, kw_only=True
 )
 
 
@@ -161,7 +161,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no class tha
                 yield missing_budget_conflict(key)
 
 
-class QuotasSection(fields.Section):
+class QuotasSection(fields.ConfigSection):
     """How rates are measured, and the rules in the order of the file."""
 
     source: Literal["file", "kafka"] = "file"
@@ -219,7 +219,9 @@ class QuotasSection(fields.Section):
         placed += [(("rules", at, "budget"), each.budget) for at, each in enumerate(self.rules)]
         structural = [
             *fields.find_used_twice(("budgets",), self.budgets, "name", "budget"),
-            *fields.find_unknown(placed, list(self._named), "budget", "add it to quotas.budgets"),
+            *fields.find_unknown_names(
+                placed, list(self._named), "budget", "add it to quotas.budgets"
+            ),
         ]
         yield from structural
         if not structural:

@@ -12,7 +12,7 @@ from pathlib import Path
 from proxy.cluster.dial import upstream_context
 from proxy.config import files
 from proxy.config.models import ClusterTls, Config, ServerTls
-from proxy.quota.fields import Section
+from proxy.quota.fields import ConfigSection
 from proxy.relay.tls import not_after, server_context
 
 NAME_ENDING = "_file"
@@ -68,13 +68,13 @@ class Secrets:
     """Of the files behind the TLS contexts: with the same content these need not be replaced."""
 
 
-def named_files(section: Section, but: Collection[str] = ()) -> Iterator[Path]:
+def named_files(section: ConfigSection, but: Collection[str] = ()) -> Iterator[Path]:
     """Yield the files that a section, or one within it, names by other keys than these."""
     for name, value in section:
         if isinstance(value, Path) and name.endswith(NAME_ENDING) and name not in but:
             yield value
         for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, Section):
+            if isinstance(each, ConfigSection):
                 yield from named_files(each, but)
 
 
@@ -122,7 +122,7 @@ def _certificates_of(
     if tls is None:
         return
     if tls.cert_file is not None and tls.key_file is not None:
-        files.check_pair(tls.cert_file, tls.key_file)
+        files.check_key_pair(tls.cert_file, tls.key_file)
     if tls.ca_file is not None:
         files.check_certificates(tls.ca_file)
     for each, path, choose in ((role, tls.cert_file, min), (authorities, tls.ca_file, max)):

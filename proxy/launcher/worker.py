@@ -76,7 +76,7 @@ class WorkerError(ProxyError):
     """A member cannot begin, or does not do what it is told."""
 
 
-class Restarts:
+class RestartPolicy:
     """When a worker that has crashed is started again. Times are of a monotonic clock."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class WorkerHandle:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.restarts = Restarts()
+        self.restarts = RestartPolicy()
         self.serves = False
         """Whether it was told to accept clients."""
         self.pid: int | None = None

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from proxy.cluster.upstream import UNKNOWN_TOPIC, name_of
+from proxy.cluster.upstream import UNKNOWN_TOPIC, error_name
 from proxy.config import Config
-from proxy.config.check_report import rules_of_client
+from proxy.config.check_report import possible_rules
 from proxy.config.document import in_yaml
 from proxy.progress.query import QuerySettings
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
-from proxy.quota.validation import selector_of
+from proxy.quota.validation import format_selector
 from proxy.state import Document
 
 NAMES_SHOWN = 5
@@ -134,7 +134,7 @@ def _names(rule: Rule) -> bool:
 
 def _rule(config: Config, table: RuleTable, query: QuerySettings) -> Iterator[Finding]:
     client_id = query.client_id
-    rules = rules_of_client(config, table, READING, client_id)
+    rules = possible_rules(config, table, READING, client_id)
     near = _near(client_id, [rule.client_id for rule in table.rules if rule.client_id != DEFAULT])
     key = f"client-id: {in_yaml(client_id)}"
     add = f"add {{{key}, consumer_byte_rate: 10MiB}} to quotas.rules"
@@ -164,7 +164,7 @@ def _followed(config: Config, table: RuleTable, query: QuerySettings) -> Finding
         return _ok("queries", f"queries names it; what it completes is {to}")
     name, group = in_yaml(query.name), in_yaml(f"{query.name}-progress")
     fix = f"add {{name: {name}, commit_group: {group}}} to queries"
-    if any(rule.adaptive for rule in rules_of_client(config, table, READING, query.client_id)):
+    if any(rule.adaptive for rule in possible_rules(config, table, READING, query.client_id)):
         text = "only its adaptive rule has it followed, so what it completes is not committed"
         return _note("queries", text, fix)
     text = f"queries does not name {query.name!r}: its lag is not followed, nothing is committed"
@@ -188,7 +188,7 @@ def _admin(table: RuleTable, admin: AdminProbe) -> Iterator[Finding]:
     if latest is not None and latest["result"] != "ok":
         what = f"its configuration was not loaded again: {latest['message']}"
         yield _wrong("proxy", what, "mend the file; it is loaded again by itself")
-    elif admin.file_rules != {selector_of(rule.keys) for rule in table.rules}:
+    elif admin.file_rules != {format_selector(rule.keys) for rule in table.rules}:
         what = f"the proxy at {admin.url} has other rules than this file"
         fix = "give the file that it runs with, or the address of the right proxy as --url"
         yield _wrong("proxy", what, fix)
@@ -237,7 +237,7 @@ def _topics(listeners: Iterable[ListenerProbe]) -> Iterator[Finding]:
             fix = "create it, or correct the option subscribe of the query"
             yield _wrong("topic", f"the cluster has no topic {topic!r}", fix)
         elif code:
-            what = f"the cluster says {name_of(code)} of topic {topic!r}"
+            what = f"the cluster says {error_name(code)} of topic {topic!r}"
             yield _wrong("topic", what, "look at the topic, and at its rights")
         else:
             yield _ok("topic", f"the cluster has {topic!r}")

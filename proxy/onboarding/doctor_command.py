@@ -24,7 +24,7 @@ from proxy.admin.commands.operator_commands import (
 )
 from proxy.admin.document_models import MISREAD, printable
 from proxy.admin.port.guard import REPORT_PATH
-from proxy.cluster.dial import reach
+from proxy.cluster.dial import connect_to_first
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.resolver import Resolver
 from proxy.cluster.upstream import Address, UpstreamError
@@ -205,7 +205,7 @@ async def _see_listener(
 async def _failure(server: Address) -> str | None:
     """Return why a connection can't be made, None if it can."""
     try:
-        _, sock = await reach([server], LIMIT_S, Resolver())
+        _, sock = await connect_to_first([server], LIMIT_S, Resolver())
     except UpstreamError as error:
         return str(error)
     sock.close()

@@ -24,7 +24,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.files import read_password
 from proxy.spark.usage.command_line import KeyValues, UsageInputError, cause_of, run_program
-from proxy.spark.usage.record_frames import append_messages
+from proxy.spark.usage.record_frames import store_records
 from proxy.spark.usage.teams import read_teams
 from proxy.spark.usage.usage_report import (
     PAGE_FILE,
@@ -104,7 +104,7 @@ def copy_topic(spark: SparkSession, config: Config, first: date, folder: str) ->
         "startingOffsetsByTimestampStrategy": "latest",
     }
     try:
-        append_messages(spark.read.format("kafka").options(**options).load(), folder)
+        store_records(spark.read.format("kafka").options(**options).load(), folder)
     except Exception as error:
         servers = options["kafka.bootstrap.servers"]
         text = f"can't read topic {topic!r} at {servers}: {cause_of(error)}"

@@ -31,7 +31,7 @@ from structlog import get_logger
 from metrics.clock import MS_PER_SECOND
 from proxy.state import Json, Record
 from proxy.state.state_records import UnwrittenRecords, key_parts
-from proxy.state.store import UnknownFormError
+from proxy.state.store import UnknownSchemaError
 from proxy.wire.topic_partition import TopicPartition
 
 from .graph import PendingLimit, PipelineGraph, PipelineSettings
@@ -45,7 +45,7 @@ from .ledger import (
     Root,
     SourceBatch,
     TopicRange,
-    merged,
+    merge_ranges,
 )
 
 PIPELINE_CHANGED = "pipeline_changed"
@@ -312,7 +312,7 @@ class Completion:
                 if not item or item[0] not in LEDGER_RECORDS:
                     raise ValueError("there is nothing of that name")
                 found.append((item, LEDGER_RECORDS[item[0]].read(record), record.key))
-            except UnknownFormError:
+            except UnknownSchemaError:
                 refused.append(f"{record.key}: it is of a newer program; start that one to use it")
             except ValueError as error:
                 refuse(record.key, error)
@@ -419,7 +419,7 @@ class Completion:
         graph, of_source = self._graph, False
         acks: dict[Anchor, int] = defaultdict(int)
         repeated = foreign = records = 0
-        for read in merged(batch.inputs):
+        for read in merge_ranges(batch.inputs):
             if read.topic not in graph.stages[batch.stage].consumes:
                 self.counts.unknown_topics += 1
                 continue
@@ -450,7 +450,7 @@ class Completion:
         Return what they add to the value of each root, and the roots whose offsets they took.
         """
         made, replaced = 0, set[int]()
-        for written in merged(batch.outputs):
+        for written in merge_ranges(batch.outputs):
             if written.topic not in self._graph.stages[batch.stage].produces:
                 self.counts.unknown_topics += 1
                 continue

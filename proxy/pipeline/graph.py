@@ -153,7 +153,7 @@ class PipelineSettings(fields.Settings):
             yield from find_problems(self)
 
 
-def find_conflicts(pipelines: Iterable[PipelineSettings]) -> Iterator[Conflict]:
+def find_shared_members(pipelines: Iterable[PipelineSettings]) -> Iterator[Conflict]:
     """Yield which pipelines hold the same query or client as an earlier one."""
     owners: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):

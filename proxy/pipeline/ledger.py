@@ -309,7 +309,7 @@ class TopicRange:
             raise ValueError(f"{self} cannot be")
 
 
-def merged(ranges: Iterable[TopicRange]) -> list[TopicRange]:
+def merge_ranges(ranges: Iterable[TopicRange]) -> list[TopicRange]:
     """Return the same offsets in ranges in order that do not touch; empty ones are left out."""
     found = defaultdict[TopicPartition, OffsetRanges](lambda: OffsetRanges(MAX_OFFSET))
     for one in ranges:

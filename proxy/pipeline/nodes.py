@@ -46,7 +46,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.shares import Claim, divide
+from proxy.quota.shares import Claim, divide_fairly
 from proxy.state import Json, Record
 from proxy.state.state_records import RecordFormat
 from proxy.wire.topic_partition import TopicPartition
@@ -96,7 +96,7 @@ def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
     return max(0.0, MS_PER_SECOND / tps_down - MS_PER_SECOND / tps_up) + adjust_ms
 
 
-def slowed(tps_up: float, t_delay_ms: float) -> float:
+def delayed_rate(tps_up: float, t_delay_ms: float) -> float:
     """Return the records/s of a node whose records are delayed so much more."""
     return MS_PER_SECOND / (MS_PER_SECOND / tps_up + t_delay_ms)
 
@@ -198,7 +198,7 @@ class Controller:
         now, state = self.rate, self.state
         if direction is RateChange.DECREASE:
             is_again = state.direction is direction and stage in state.holders
-            new = slowed(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
+            new = delayed_rate(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
         else:
             new = max(now, min(now + self.settings.step, rate))
         new = max(MIN_RATE, min(new, self.normal_rate))
@@ -519,7 +519,7 @@ Upstream = Sequence[tuple[Controller, float]]
 """Nodes that feed a stage, each with how many records the stage is sent for one of the node."""
 
 
-def fair_rates(upstream: Upstream, capacity: float) -> dict[str, float]:
+def lowered_rates(upstream: Upstream, capacity: float) -> dict[str, float]:
     """Return to which rates nodes are to slow down so that the stage gets `capacity`.
 
     When all together send less already, those at the highest level are asked for what they send.
@@ -529,7 +529,7 @@ def fair_rates(upstream: Upstream, capacity: float) -> dict[str, float]:
     if not sending:
         return {node.name: capacity for node, _ in upstream}
     claims = [Claim(node.normal_rate * n, demand=node.rate * n) for node, n in sending]
-    shares = divide(capacity, claims)
+    shares = divide_fairly(capacity, claims)
     level = max(share / each.weight for share, each in zip(shares, claims, strict=True))
     return {
         node.name: share / records

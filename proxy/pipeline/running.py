@@ -13,7 +13,7 @@ from metrics.exposition import FigureRows, FigureTable
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.drivers import PartitionOffsets
 from proxy.progress.query import AcceptedReport
-from proxy.progress.query_registry import Owns, QueryRegistry
+from proxy.progress.query_registry import Ownership, QueryRegistry
 from proxy.progress.report import Report
 from proxy.quota.manager import QuotaManager
 from proxy.state import Record, StateError, Store, UnwrittenRecords
@@ -90,7 +90,7 @@ class RunningPipelines:
         self._on_change = on_change
         self._settings: dict[str, PipelineSettings] = {}
         """Of all that are configured, whoever owns them."""
-        self._owns: Owns | None = None
+        self._owns: Ownership | None = None
         """None: nothing is taken up so far."""
         self.running: dict[str, RunningPipeline] = {}
         """By name; for reading."""
@@ -120,7 +120,9 @@ class RunningPipelines:
         self._make_owned()
         self._on_change()
 
-    def assign(self, records: Iterable[Record], owns: Owns, *, is_handed_over: bool = True) -> None:
+    def assign(
+        self, records: Iterable[Record], owns: Ownership, *, is_handed_over: bool = True
+    ) -> None:
         """Begin with the pipelines that have come, from their records, whoever wrote them.
 
         Where they are not handed over they are what an earlier process left, and those of pipelines
@@ -142,7 +144,7 @@ class RunningPipelines:
             for problem in pipeline.assign(of_it, now_ms, is_handed_over=is_handed_over):
                 _log.warning(_NOT_TAKEN_UP, problem=problem)
 
-    def revoke(self, owns: Owns) -> None:
+    def revoke(self, owns: Ownership) -> None:
         """Hold and follow only the pipelines of these.
 
         What is due for the others is in the `unwritten`, until `forget_leaving`.

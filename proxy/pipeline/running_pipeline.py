@@ -37,14 +37,14 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
 from proxy.state import Json, Record
 from proxy.state.state_records import UnwrittenRecords
-from proxy.state.store import UnknownFormError
+from proxy.state.store import UnknownSchemaError
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import BatchLimit, UpstreamWriter, records_that_fit
 from .completion import Completion, StageBatch
 from .graph import Node, PipelineGraph, find_endless
 from .ledger import MAX_OFFSET, TopicRange
-from .nodes import FLOW_RECORDS, RateChange, RateRequest, Source, Stage, fair_rates, raised_rates
+from .nodes import FLOW_RECORDS, RateChange, RateRequest, Source, Stage, lowered_rates, raised_rates
 
 MAX_EVENTS = 100
 
@@ -137,7 +137,7 @@ class RunningPipeline:
                 if node is None:
                     raise ValueError("the pipeline has no such node")
                 state, before = node.read(record), node.state
-            except UnknownFormError as error:
+            except UnknownSchemaError as error:
                 refused.append(f"{record.key}: {error}")
                 changed.discard(record.key)
                 continue
@@ -307,7 +307,7 @@ class RunningPipeline:
             if node is not None
         ]
         if request.direction is RateChange.DECREASE:
-            more, rates = "less", fair_rates(upstream, min(own_rate, processing_rate))
+            more, rates = "less", lowered_rates(upstream, min(own_rate, processing_rate))
             if request.is_of_lag:
                 # Stages are not let plan more than there is room for; sources cannot be stopped.
                 rates = {node: rates[node] for node in rates if node not in self.stages}

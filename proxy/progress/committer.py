@@ -12,8 +12,8 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient, named, requests_by_topic
-from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
+from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient, chunks_by_topic, named
+from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, error_name
 from proxy.wire.topic_partition import TopicPartition
 
 from .query_registry import QueryRegistry
@@ -224,7 +224,7 @@ class _GroupCommitter:
             tried = self._to_try(self._due())
         tried = {part: offset for part, offset in tried.items() if part in self._read}
         taken: dict[TopicPartition, int] = {}
-        for topics in requests_by_topic(tried):
+        for topics in chunks_by_topic(tried):
             rows = {
                 topic: [(number, offset, _NO_METADATA) for number, offset in of_topic]
                 for topic, of_topic in topics.items()
@@ -241,7 +241,7 @@ class _GroupCommitter:
     ) -> dict[TopicPartition, int | None]:
         """Return the group's offsets, None where it has none."""
         offsets: dict[TopicPartition, int | None] = {}
-        for topics in requests_by_topic(dict.fromkeys(partitions)):
+        for topics in chunks_by_topic(dict.fromkeys(partitions)):
             numbers = [(topic, [number for number, _ in rows]) for topic, rows in topics.items()]
             request = OffsetFetchRequest[VERSION](group_id=self.name, topics=numbers)
             response = await self._ask(request)
@@ -279,11 +279,11 @@ class _GroupCommitter:
         """Return what a partition's error means. Raise what one of the whole group means."""
         if error_code in _MOVED:
             self.client.forget((GROUP_COORDINATOR, self.name))
-            text = f"the group's coordinator is not ready: {name_of(error_code)}"
+            text = f"the group's coordinator is not ready: {error_name(error_code)}"
             raise UpstreamError(NOT_READY, text)
         if error_code in _OF_GROUP:
             raise RefusedError(_OF_GROUP[error_code], error_code)
-        return _OF_PARTITION.get(error_code) or name_of(error_code)
+        return _OF_PARTITION.get(error_code) or error_name(error_code)
 
     def _failed(self, reason: str) -> None:
         again = self._backoff_s > 0.0

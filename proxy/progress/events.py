@@ -11,7 +11,7 @@ MAX_EVENTS = 50
 """The latest events of one query that are kept."""
 
 
-class EventKind(StrEnum):
+class ProgressEventKind(StrEnum):
     """What an event is about."""
 
     LOST_REPORTS = "lost_reports"
@@ -49,10 +49,15 @@ class EventKind(StrEnum):
     """What is known from reports is older than it should be."""
 
 
-ADVICE = frozenset(map(EventKind, ("names", "client_shared", "interval", "trigger", "reports")))
+ADVICE = frozenset(
+    map(ProgressEventKind, ("names", "client_shared", "interval", "trigger", "reports"))
+)
 """The kinds that say what to mend in a configuration or a job."""
 
-ALARMS = frozenset({EventKind.STUCK, EventKind.SKIPPED, EventKind.TOO_MANY}) | ADVICE
+ALARMS = (
+    frozenset({ProgressEventKind.STUCK, ProgressEventKind.SKIPPED, ProgressEventKind.TOO_MANY})
+    | ADVICE
+)
 """The kinds that are worth a warning."""
 
 
@@ -60,7 +65,7 @@ ALARMS = frozenset({EventKind.STUCK, EventKind.SKIPPED, EventKind.TOO_MANY}) | A
 class ProgressEvent:
     """One thing that happened; `query` is a label, `at_ms` monotonic."""
 
-    kind: EventKind
+    kind: ProgressEventKind
     query: str
     topic: str | None
     partition: int | None
@@ -85,7 +90,7 @@ class ChangeLog:
         self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
 
     def add_event(
-        self, kind: EventKind, key: TopicPartition | None, text: str, now_ms: float
+        self, kind: ProgressEventKind, key: TopicPartition | None, text: str, now_ms: float
     ) -> None:
         """Record an event, of a partition or of the query, and pass it on."""
         topic, partition = (None, None) if key is None else key

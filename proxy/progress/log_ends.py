@@ -9,9 +9,9 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.cluster.kafka_client import KafkaClient, named, requests_by_topic
+from proxy.cluster.kafka_client import KafkaClient, chunks_by_topic, named
 from proxy.cluster.upstream import Address, UpstreamError
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 from proxy.wire.topic_partition import TopicPartition
 
@@ -56,7 +56,7 @@ class LogEnds:
     _absent: frozenset[TopicPartition] = frozenset()
     _failing: set[TopicPartition] = field(default_factory=set)
     """Those that had an error, or no leader: left out until all are asked for."""
-    _slices: Slices = field(default_factory=Slices)
+    _slices: TimeSlicer = field(default_factory=TimeSlicer)
     _problems: dict[object, str | None] = field(default_factory=dict)
     """By poll."""
     _logged_problem: str | None = None
@@ -154,7 +154,7 @@ class LogEnds:
         self, leader: Address, partitions: Iterable[TopicPartition], timestamp: int
     ) -> AsyncIterator[tuple[TopicPartition, int]]:
         """Yield each partition's offset; find the leader of one with an error anew next time."""
-        for topics in requests_by_topic(dict.fromkeys(partitions, timestamp)):
+        for topics in chunks_by_topic(dict.fromkeys(partitions, timestamp)):
             request = ListOffsetsRequest[LIST_OFFSETS_VERSION](
                 replica_id=_CONSUMER, isolation_level=READ_UNCOMMITTED, topics=list(topics.items())
             )

@@ -13,7 +13,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import named
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import ChangeLog, EventKind
+from .events import ChangeLog, ProgressEventKind
 from .log_edges import MAX_FORMER_IDS, LogEdges
 from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges, SkippedRanges, SkipReason
 from .report import THIS_PROXY, BatchRange, Refusal, ReportRefused
@@ -217,7 +217,7 @@ class PartitionProgress:
         if new:
             records = sum(high - low for low, high in new)
             text = f"{records} records skipped, offsets {new[0][0]} to before {new[-1][1]}"
-            self._add_event(EventKind.SKIPPED, f"{text}: {reason}", now_ms)
+            self._add_event(ProgressEventKind.SKIPPED, f"{text}: {reason}", now_ms)
         if was_exact and self.skipped.known.filled_gaps:
             self._add_merged("skipped", now_ms)
 
@@ -245,7 +245,7 @@ class PartitionProgress:
         self.end_alarm("it starts over", now_ms)
         self._forget_log()
         self.started_over = self.may_go_back = True
-        self._add_event(EventKind.RECREATED, f"starts over: {why}", now_ms)
+        self._add_event(ProgressEventKind.RECREATED, f"starts over: {why}", now_ms)
         self._changes.changed(self.key)
 
     def may_be_another_log(self, offset: int) -> bool:
@@ -285,7 +285,7 @@ class PartitionProgress:
                 self._skip_split(done, start, gap, now_ms)
             elif done < start:
                 text = f"offsets {done} to before {start} were completed by lost reports"
-                self._add_event(EventKind.LOST_REPORTS, text, now_ms)
+                self._add_event(ProgressEventKind.LOST_REPORTS, text, now_ms)
             self._skip_removed(max(start, done), read, now_ms)
         self.run_id = run_id
         self.started_over = False
@@ -320,12 +320,12 @@ class PartitionProgress:
             # Not counted here: it was, or will be, when it was delivered.
             self.refetched = (start, again)
             text = f"a new run read offsets {start} to before {again} again"
-            self._add_event(EventKind.REPLAY, text, now_ms)
+            self._add_event(ProgressEventKind.REPLAY, text, now_ms)
         if end < done:
             self._forget_ranges()
             self.may_go_back = True
             text = f"the query went back from {done} to {end}, to an older checkpoint"
-            self._add_event(EventKind.RESET, text, now_ms)
+            self._add_event(ProgressEventKind.RESET, text, now_ms)
 
     def _skip_removed(self, start: int, read: BatchRange, now_ms: float) -> None:
         """Skip what a batch from `start` on did not get, since the broker had removed it.
@@ -364,14 +364,14 @@ class PartitionProgress:
             self.stuck = True
             waited_s = (now_ms - since_ms) / MS_PER_SECOND
             text = f"stands at {self.lag_from} for {waited_s:.0f} s, {lag} records behind"
-            self._add_event(EventKind.STUCK, text, now_ms)
+            self._add_event(ProgressEventKind.STUCK, text, now_ms)
 
     def end_alarm(self, why: str, now_ms: float) -> None:
         """Clear the alarm, and begin anew to wait for it."""
         self.stuck_since_ms = None
         if self.stuck:
             self.stuck = False
-            self._add_event(EventKind.UNSTUCK, why, now_ms)
+            self._add_event(ProgressEventKind.UNSTUCK, why, now_ms)
 
     def _record_move(self, now_ms: float) -> None:
         lag = self.lag_records()
@@ -381,9 +381,9 @@ class PartitionProgress:
 
     def _add_merged(self, what: str, now_ms: float) -> None:
         text = f"too many {what} ranges: the nearest ones are kept as one"
-        self._add_event(EventKind.MERGED, text, now_ms)
+        self._add_event(ProgressEventKind.MERGED, text, now_ms)
 
-    def _add_event(self, kind: EventKind, text: str, now_ms: float) -> None:
+    def _add_event(self, kind: ProgressEventKind, text: str, now_ms: float) -> None:
         self._changes.add_event(kind, self.key, text, now_ms)
 
 

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from metrics.clock import in_seconds
+from metrics.clock import ms_to_s
 from metrics.exposition import (
     OTHER,
     PREFIX,
@@ -26,7 +26,7 @@ from .report import TriggerKind
 
 def _trigger_seconds(query: QueryProgress, _: float) -> float | None:
     is_timed = query.trigger_kind is TriggerKind.PROCESSING_TIME
-    return in_seconds(query.trigger_interval_ms) if is_timed else None
+    return ms_to_s(query.trigger_interval_ms) if is_timed else None
 
 
 OF_PARTITIONS = FigureTable(
@@ -50,7 +50,7 @@ OF_PARTITIONS = FigureTable(
         ),
         "partition_lag_seconds": (
             "Time for which the oldest record not completed is in the log.",
-            lambda partition, now_ms: in_seconds(partition.lag_ms(now_ms)),
+            lambda partition, now_ms: ms_to_s(partition.lag_ms(now_ms)),
         ),
         "partition_stuck": (
             "1 while nothing completes although there is lag.",
@@ -76,7 +76,7 @@ OF_QUERIES = FigureTable(
         ),
         "spark_report_age_seconds": (
             "Time for which no report says what a query has completed.",
-            lambda query, now_ms: in_seconds(query.report_age_ms(now_ms)),
+            lambda query, now_ms: ms_to_s(query.report_age_ms(now_ms)),
         ),
         "query_rows_total": ("Rows of a query's batches.", lambda query, _: query.rows),
         "query_failed": (

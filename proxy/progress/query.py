@@ -12,7 +12,7 @@ from metrics.lock_free import HistogramChild
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
+from .events import ChangeLog, OnEvent, ProgressEvent, ProgressEventKind
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
 from .progress_records import FORMAT, ProgressRecord
@@ -192,11 +192,11 @@ class QueryProgress(ChangeLog):
         self.ended = False
         self.idle = False
         self.error: str | None = None
-        self.advice: dict[EventKind, ProgressEvent] = {}
+        self.advice: dict[ProgressEventKind, ProgressEvent] = {}
         """What is to be mended for this run; it is not among the events."""
         self.advised_by: tuple[object, ...] = ()
         """What its advice follows of, but for late reports and shared clients."""
-        self._advised: set[EventKind] = set()
+        self._advised: set[ProgressEventKind] = set()
         """What of it was passed on."""
 
     @property
@@ -277,7 +277,7 @@ class QueryProgress(ChangeLog):
             text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
             if not has_room:
                 text = "no room for more partitions: name the query under queries"
-            self.add_event(EventKind.TOO_MANY, None, text, now_ms)
+            self.add_event(ProgressEventKind.TOO_MANY, None, text, now_ms)
         return progress
 
     # What is kept
@@ -387,7 +387,7 @@ class QueryProgress(ChangeLog):
         if is_new:
             if self.query_id not in (None, report.query_id):
                 text = f"query {report.query_id} takes over from {self.query_id}"
-                self.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
+                self.add_event(ProgressEventKind.TAKEN_OVER, None, text, now_ms)
             yield from self.beginning_run(report.run_id, began_ms, now_ms)
         elif self.run_began_ms is None:  # it began before this proxy did
             self.run_began_ms = began_ms
@@ -489,17 +489,17 @@ class QueryProgress(ChangeLog):
             elif not self.ended:
                 partition.check_stuck(now_ms, stuck_after_ms)
             yield
-        self.advise(EventKind.REPORTS, self._late_reports(now_ms), now_ms)
+        self.advise(ProgressEventKind.REPORTS, self._late_reports(now_ms), now_ms)
 
     def revoke(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
         """Forget a partition."""
         partition.is_dropped = True
         del self.partitions[partition.key]
         self._too_many = False
-        self.add_event(EventKind.LEFT, partition.key, why, now_ms)
+        self.add_event(ProgressEventKind.LEFT, partition.key, why, now_ms)
         self.changed(partition.key)
 
-    def advise(self, kind: EventKind, text: str | None, now_ms: float) -> None:
+    def advise(self, kind: ProgressEventKind, text: str | None, now_ms: float) -> None:
         """Set what is to be mended, and pass it on once for each run; None: nothing is."""
         if text is None:
             self.advice.pop(kind, None)
@@ -515,7 +515,7 @@ class QueryProgress(ChangeLog):
         """Advise what to do about a report that another query reads with the client id, too."""
         who = f"another query, {report.name or 'unnamed'} ({report.query_id}),"
         text = f"{who} says that it reads with client-id {self.client_id!r} too: {OWN_ID}"
-        self.advise(EventKind.CLIENT_SHARED, text, now_ms)
+        self.advise(ProgressEventKind.CLIENT_SHARED, text, now_ms)
 
     def _late_reports(self, now_ms: float) -> str | None:
         """Return what to do about reports that are late although the query runs."""

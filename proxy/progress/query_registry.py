@@ -16,7 +16,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.state import UnwrittenRecords
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import EventKind, OnEvent
+from .events import OnEvent, ProgressEventKind
 from .log_edges import max_end_age_ms
 from .partition import PartitionProgress, check_range
 from .progress_records import FORMAT, ProgressRecord, ReadRecords
@@ -51,7 +51,7 @@ MAX_SENDERS = 1000
 """How many listeners are remembered; the one that reported longest ago is forgotten first."""
 
 
-class Owns(Protocol):
+class Ownership(Protocol):
     """What one member owns at one moment. It does not change: who owns more or less has another."""
 
     def client(self, client_id: str) -> bool:
@@ -69,7 +69,7 @@ class _OwnsAll:
         return True
 
 
-owns_all: Owns = _OwnsAll()
+owns_all: Ownership = _OwnsAll()
 """Of a member that is alone."""
 
 
@@ -99,7 +99,7 @@ class QueryRegistry:
         """Changes whenever the set of followed client ids does."""
         self.now_ms = 0.0
         """The latest time that is known."""
-        self.owns: Owns = owns_all
+        self.owns: Ownership = owns_all
         """Whose queries are followed here."""
         self.update(settings)
 
@@ -132,7 +132,7 @@ class QueryRegistry:
                 self.forget(query)
         self._configure()
 
-    def own(self, owns: Owns) -> list[QueryProgress]:
+    def own(self, owns: Ownership) -> list[QueryProgress]:
         """Follow the queries of these clients only; return those that leave.
 
         Nothing is read or reported for those any more, but commits of theirs still count and their
@@ -205,7 +205,7 @@ class QueryRegistry:
         """Remove a query and its records; `why` is for an event, None: without one."""
         if why is not None:
             text = f"not followed any more: {why}"
-            query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
+            query.add_event(ProgressEventKind.FORGOTTEN, None, text, self.now_ms)
         for key in query.partitions:
             self.unwritten.mark_removed(query, key)
         self._remove(query)
@@ -549,7 +549,7 @@ class QueryRegistry:
             if before is not None and offset < before:
                 query.commit.backwards += 1
                 text = f"group {group} was moved back from {before} to {offset}"
-                query.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
+                query.add_event(ProgressEventKind.COMMITTED_BACKWARDS, key, text, now_ms)
             if partition.may_go_back and offset == partition.committed_to:
                 partition.may_go_back = False
                 query.changed(key)  # its record says so

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 
 T = TypeVar("T")
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 class ReportScheduler:
     """The reports of all queries take turns; each is a generator as of QueryRegistry.accepting."""
 
-    def __init__(self, slices: Slices) -> None:
+    def __init__(self, slices: TimeSlicer) -> None:
         self.slices = slices
         self.turn = asyncio.Lock()
         """To be held, without a wait, by whoever has to come between two reports."""

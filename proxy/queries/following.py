@@ -10,11 +10,11 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import Reader
-from proxy.queries.joined_fetches import FetchRun, JoinedFetch
+from proxy.queries.joined_fetches import FetchInRun, FetchRun
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.intercept_queue import InterceptQueue
-from proxy.relay.interceptor import ClientSentOn, InterceptedRequest
+from proxy.relay.interceptor import InterceptedRequest, RedirectToOwner
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import NO_OFFSET, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
@@ -45,7 +45,7 @@ let go asks again within a second or two."""
 MAX_VISITORS = 10_000
 
 
-class DriversSentOn:
+class RedirectedDrivers:
     """The drivers of queries that another member owns.
 
     What is advertised to them binds the batches of their query, and its owner alone knows what was.
@@ -84,7 +84,7 @@ class FollowingContext:
     unshown: InterceptQueue
     """What clients have fetched, and waits to be recorded. All of it is before a report is applied
     or a driver is answered."""
-    visits: DriversSentOn = field(default_factory=DriversSentOn)
+    visits: RedirectedDrivers = field(default_factory=RedirectedDrivers)
 
     def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
         """See Interceptor."""
@@ -173,13 +173,13 @@ class FollowedClient:
         return _InterceptedLookup(ask, lookups, steps, turns, self, pipelines)
 
     def check_here(self, ask: LookupRequest, now_ms: float) -> None:
-        """Raise ClientSentOn for the look-up of a driver that another member owns."""
+        """Raise RedirectToOwner for the look-up of a driver that another member owns."""
         every = self._all
         is_here = every.registry.owns.client(self.client_id)
         if is_here or not every.backpressure.is_adaptive(self._identity):
             return
         if every.visits.sends_on(self.client_id, ask, now_ms):
-            raise ClientSentOn
+            raise RedirectToOwner
 
     def answers_lookups(self, now_ms: float) -> bool:
         """Return whether look-ups are answered here: of executors of a streaming query that lives.
@@ -232,7 +232,7 @@ class FollowedClient:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _InterceptedFetch(JoinedFetch, InterceptedRequest):
+class _InterceptedFetch(FetchInRun, InterceptedRequest):
     client: FollowedClient
 
     takes_whole = False

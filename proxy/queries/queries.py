@@ -27,7 +27,7 @@ from proxy.progress.log_ends import LogEnds
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
-from proxy.progress.query_registry import Owns, QueryRegistry
+from proxy.progress.query_registry import Ownership, QueryRegistry
 from proxy.progress.report import QueryScope, Report, ReportRefused, parse_report
 from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
@@ -36,7 +36,7 @@ from proxy.queries.record_owner import OwnedDifference, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.relay.intercept_queue import InterceptQueue
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import Document, StateError, Store
 from proxy.tasks import wait_at_most
 from proxy.wire.topic_partition import TopicPartition
@@ -126,7 +126,7 @@ class Queries:
         self._name_tries: dict[bytes, int] = {}
         """By topic id that is still wanted: how many look-ups did not find it."""
         self._names_looked_up = asyncio.Event()
-        self._slices = Slices()
+        self._slices = TimeSlicer()
         self._turns = ReportScheduler(self._slices)
         self.following = FollowingContext(
             *(self.registry, self.backpressure, self._names, quotas, self.running, self._turns),
@@ -144,7 +144,7 @@ class Queries:
         metrics.register(FigureCollector(tables, clock_ms, progress.max_queries))
         metrics.register(ProgressCollector(self.registry, clock_ms, progress.max_queries))
 
-    def load(self, store: Store, owns: Owns) -> None:
+    def load(self, store: Store, owns: Ownership) -> None:
         """Read what an earlier process wrote there of these; write there from now on.
 
         Call it once, before anything is known of any client.
@@ -153,7 +153,7 @@ class Queries:
         read = read_owned(store, owns, self.registry.client_of_record)
         self._take(*read, owns, is_handed_over=False)
 
-    async def assign(self, store: Store, *, owns: Owns) -> None:
+    async def assign(self, store: Store, *, owns: Ownership) -> None:
         """Resume what these own more than before, from what is written there of it.
 
         Call it when those who had it have let it go: they write nothing of it any more. Raises
@@ -165,7 +165,7 @@ class Queries:
             read = await asyncio.to_thread(read_owned, store, came, client_of)
             self._take(*read, owns, is_handed_over=True)
 
-    async def revoke(self, *, owns: Owns) -> bool:
+    async def revoke(self, *, owns: Ownership) -> bool:
         """Commit and write what is due of what these do not own any more, and forget it.
 
         From the start on nothing of it is followed, and reports on it are refused. Return whether
@@ -195,7 +195,7 @@ class Queries:
             await asyncio.sleep(REWRITE_PAUSE_S)
         return True
 
-    def _own(self, owns: Owns) -> list[QueryProgress]:
+    def _own(self, owns: Ownership) -> list[QueryProgress]:
         """Follow the queries and bounds of these clients only; return the queries that leave."""
         self.backpressure.own(owns, clock_ms())
         return self.registry.own(owns)
@@ -207,7 +207,7 @@ class Queries:
         return all(are_kept)
 
     def _take(
-        self, progress: ReadRecords, records: OwnedRecords, owns: Owns, *, is_handed_over: bool
+        self, progress: ReadRecords, records: OwnedRecords, owns: Ownership, *, is_handed_over: bool
     ) -> None:
         """Follow what is of these, from these records; of others nothing is left."""
         self._own(owns)

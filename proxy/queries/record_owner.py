@@ -8,7 +8,7 @@ from proxy.pipeline.ledger import LEDGER_RECORDS
 from proxy.pipeline.nodes import FLOW_RECORDS
 from proxy.progress.progress_records import FORMAT as PROGRESS
 from proxy.progress.progress_records import ReadRecords, read_records
-from proxy.progress.query_registry import Owns
+from proxy.progress.query_registry import Ownership
 from proxy.state import Record, Store
 from proxy.state.state_records import key_parts
 from proxy.state.store import SEPARATOR
@@ -26,20 +26,20 @@ ALL_OWNED_RECORDS = RECORDS_OF_CLIENTS + RECORDS_OF_PIPELINES
 class OwnedDifference:
     """What `owns` has and `other` has too, or has not: what stays, what has come, what goes."""
 
-    owns: Owns
-    other: Owns
+    owns: Ownership
+    other: Ownership
     is_others: bool
 
     def client(self, client_id: str) -> bool:
-        """See Owns."""
+        """See Ownership."""
         return self.owns.client(client_id) and self.other.client(client_id) is self.is_others
 
     def pipeline(self, name: str) -> bool:
-        """See Owns."""
+        """See Ownership."""
         return self.owns.pipeline(name) and self.other.pipeline(name) is self.is_others
 
 
-def concerns_all(key: str) -> bool:
+def is_common_key(key: str) -> bool:
     """Return whether the record of a key is of no client and no pipeline, as an override."""
     return key_parts(key)[0] not in ALL_OWNED_RECORDS
 
@@ -49,7 +49,7 @@ OwnedRecords = dict[str, list[Record]]
 
 
 def read_owned(
-    store: Store, owns: Owns, client_of: Callable[[str, str], str]
+    store: Store, owns: Ownership, client_of: Callable[[str, str], str]
 ) -> tuple[ReadRecords, OwnedRecords]:
     """Return what a member owns: what its records of progress say, and the others. In a thread.
 

@@ -190,7 +190,7 @@ class OwnerVote:
 
 
 @dataclass(slots=True)
-class UsedLease:
+class ActiveLease:
     """A lease with what may be used of it at a time, by its member's clock, or by the owner's."""
 
     lease: RateLease = NO_LEASE
@@ -284,7 +284,7 @@ class _Holder:
     """Of its latest demand."""
     claim: BudgetClaim = NO_CLAIM
     heard_ms: float = -math.inf
-    leases: list[UsedLease] = field(default_factory=list)
+    leases: list[ActiveLease] = field(default_factory=list)
 
     def in_use(self, now_ms: float) -> float:
         """Return the largest rate that the member may use now."""
@@ -292,7 +292,7 @@ class _Holder:
         return max((each.rate(now_ms) for each in self.leases), default=0.0)
 
     def add(self, lease: RateLease, now_ms: float) -> None:
-        self.leases.append(UsedLease(lease, now_ms + lease.lasts_ms + SKEW_MS))
+        self.leases.append(ActiveLease(lease, now_ms + lease.lasts_ms + SKEW_MS))
 
 
 class BudgetOwner:

@@ -14,11 +14,11 @@ from .entities import (
     ClientIdentity,
     QuotaKind,
 )
-from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, Gate, InFlightFetch, Waiter
-from .meter import GateLevel, Lease, Meter, sensor_name
+from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, Gate, GateWaiter, InFlightFetch
+from .meter import ByteLease, GateLevel, Meter, sensor_name
 from .meters import Meters, ThrottleTime
 from .rules import RuleMatch
-from .turns import TURN_BYTES, TurnMember, TurnPath
+from .turns import TURN_BYTES, TurnNode, TurnPath
 
 SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
@@ -63,7 +63,7 @@ class ClientQuotas:
     _key: TurnPath = field(init=False)
 
     def __post_init__(self) -> None:
-        self._key = TurnMember(self.identity.user), TurnMember(self.identity.client_id)
+        self._key = TurnNode(self.identity.user), TurnNode(self.identity.client_id)
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic, or of some topics."""
@@ -150,12 +150,12 @@ class ClientQuotas:
                 longest_ms, longest = hold_ms, each
         return self._throttle_time(longest, longest_ms, now_ms) if longest_ms else None
 
-    def lease(self, kind: QuotaKind | None) -> Lease | None:
+    def lease(self, kind: QuotaKind | None) -> ByteLease | None:
         """Return the lease that `lends` is about, None while there is none."""
         meter = None if kind is None else self.meters.get(kind)
         return None if meter is None else meter.lease
 
-    def lends(self, kind: QuotaKind | None, waiter: Waiter, now_ms: float) -> bool:
+    def lends(self, kind: QuotaKind | None, waiter: GateWaiter, now_ms: float) -> bool:
         """Return whether traffic may pass for LEASE_MS without being charged one by one.
 
         What a rule bounds passes as far as `lease` goes, what none does without one. `waiter` is
@@ -207,7 +207,7 @@ class ClientQuotas:
     def admit(
         self,
         kind: QuotaKind,
-        waiter: Waiter,
+        waiter: GateWaiter,
         size: int | None,
         now_ms: float,
         *,
@@ -256,7 +256,7 @@ class ClientQuotas:
         return True
 
     @staticmethod
-    def _levels_to_pass(levels: tuple[GateLevel, ...], waiter: Waiter) -> tuple[GateLevel, ...]:
+    def _levels_to_pass(levels: tuple[GateLevel, ...], waiter: GateWaiter) -> tuple[GateLevel, ...]:
         """Return the gates that a request has to pass yet: where it waits, it has passed others."""
         for at, level in enumerate(levels):
             if level.meter.gate is waiter.gate:
@@ -280,7 +280,7 @@ class ClientQuotas:
     ) -> tuple[int, InFlightFetch | None]:
         """Return how many bytes a Fetch may ask for, and what counts until its response.
 
-        `paid`: see Waiter.
+        `paid`: see GateWaiter.
         """
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
@@ -306,7 +306,8 @@ class ClientQuotas:
     ) -> InFlightFetch:
         """Count a Fetch at a gate until its response, whose size its turn there costs in the end.
 
-        What the turn has cost is taken out of `paid`, see Waiter; for `outer` see InFlightFetch.
+        What the turn has cost is taken out of `paid`, see GateWaiter; for `outer` see
+        InFlightFetch.
         """
         gate = level.meter.gate
         cost = paid.pop(gate, None) if paid else None

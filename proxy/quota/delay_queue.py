@@ -22,7 +22,7 @@ Release = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
-class Delayed:
+class DelayedResponse:
     """One held response, waiting in a `DelayQueue` until `due_ms` on the queue's clock."""
 
     left: Callable[[], None]
@@ -55,7 +55,7 @@ class Delayed:
             release()
 
 
-NOT_DELAYED = Delayed(lambda: None, -math.inf, None)
+NOT_DELAYED = DelayedResponse(lambda: None, -math.inf, None)
 """Stands for what waits for nothing."""
 
 
@@ -72,7 +72,7 @@ class DelayQueue:
     _clock_ms: Callable[[], float]
     _call_at: Callable[[float, Callable[[], None]], Callable[[], None]]
     _on_late: Callable[[float], None]
-    _heap: list[tuple[float, int, Delayed]] = field(default_factory=list)
+    _heap: list[tuple[float, int, DelayedResponse]] = field(default_factory=list)
     """Cancelled entries stay in it until they surface or the heap is compacted."""
     _size: int = 0
     _sequence: int = 0
@@ -90,9 +90,9 @@ class DelayQueue:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def add(self, due_ms: float, release: Release) -> Delayed:
+    def add(self, due_ms: float, release: Release) -> DelayedResponse:
         """Hold a response until `due_ms`, then call `release` once."""
-        delayed = Delayed(self._count_left, due_ms, release)
+        delayed = DelayedResponse(self._count_left, due_ms, release)
         heappush(self._heap, (due_ms, self._sequence, delayed))
         self._sequence += 1
         self._size += 1
@@ -106,7 +106,7 @@ class DelayQueue:
         What a callback adds waits for the next call. At most `most` entries leave the queue. Raises
         ExceptionGroup when some failed; the others ran regardless.
         """
-        due: list[Delayed] = []
+        due: list[DelayedResponse] = []
         while self._heap and self._heap[0][0] <= now_ms and len(due) != most:
             due.append(heappop(self._heap)[2])
         released = 0

@@ -98,7 +98,7 @@ class Settings:
         return iter(())
 
 
-class Section(Settings, BaseModel):
+class ConfigSection(Settings, BaseModel):
     """A section that is a model."""
 
     model_config = ConfigDict(frozen=True, **ONLY_KNOWN_KEYS)
@@ -144,7 +144,7 @@ def find_used_twice(at: Loc, items: Iterable[object], key: str, kind: str) -> It
         yield Conflict((*loc, key), message, f"give each {kind} a {key} of its own", earlier)
 
 
-def find_unknown(
+def find_unknown_names(
     named: Iterable[tuple[Loc, str | None]], known: Sequence[str], kind: str, add: str = ""
 ) -> Iterator[Conflict]:
     """Yield which names none of a kind has; `add`: how to mend that where there is none at all."""
@@ -163,7 +163,7 @@ def find_bad(path: Loc, check: Callable[..., object], *values: object) -> Iterat
         yield Conflict(path, error.message, error.fix)
 
 
-def refuse(is_bad: Callable[[Any], object], message: str, fix: str) -> WrapValidator:
+def rejecting(is_bad: Callable[[Any], object], message: str, fix: str) -> WrapValidator:
     """Return a validator that refuses some of what is read; {} stands for what is written."""
 
     def check(value: object, read: Read) -> object:
@@ -177,7 +177,7 @@ def refuse(is_bad: Callable[[Any], object], message: str, fix: str) -> WrapValid
 
 def not_empty(message: str, fix: str) -> WrapValidator:
     """Return a validator that refuses a list without items."""
-    return refuse(().__eq__, message, fix)
+    return rejecting(().__eq__, message, fix)
 
 
 def whole_number_from(low: int, high: int, word: str | None = None) -> BeforeValidator:
@@ -212,7 +212,7 @@ _GAIN_FIX = "write a number such as 0.2, or 0"
 
 Size = Annotated[int, BeforeValidator(parse_size)]
 """Bytes, above 0."""
-FrameSize = Annotated[Size, refuse(MAX_FRAME_BYTES.__lt__, _TOO_LONG, "write less than 2GiB")]
+FrameSize = Annotated[Size, rejecting(MAX_FRAME_BYTES.__lt__, _TOO_LONG, "write less than 2GiB")]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 """Seconds, above 0."""
 DurationOrZero = Annotated[float, BeforeValidator(parse_duration_or_zero)]
@@ -220,8 +220,10 @@ DurationOrZero = Annotated[float, BeforeValidator(parse_duration_or_zero)]
 Milliseconds = Annotated[Duration, AfterValidator(MS_PER_SECOND.__mul__)]
 """Above 0."""
 MillisecondsOrZero = Annotated[DurationOrZero, AfterValidator(MS_PER_SECOND.__mul__)]
-Window = Annotated[Milliseconds, refuse(MIN_WINDOW_MS.__gt__, _TOO_SHORT, "write 1ms or more")]
-BatchInterval = Annotated[Milliseconds, refuse(MIN_INTERVAL_MS.__gt__, _TOO_SHORT, _INTERVAL_FIX)]
+Window = Annotated[Milliseconds, rejecting(MIN_WINDOW_MS.__gt__, _TOO_SHORT, "write 1ms or more")]
+BatchInterval = Annotated[
+    Milliseconds, rejecting(MIN_INTERVAL_MS.__gt__, _TOO_SHORT, _INTERVAL_FIX)
+]
 """Milliseconds, at least `MIN_INTERVAL_MS`."""
 Count = Annotated[int, whole_number_from(1, MAX_COUNT)]
 Samples = Annotated[int, whole_number_from(2, MAX_WINDOW_SAMPLES)]
@@ -236,10 +238,10 @@ Gain = Annotated[float, _number("a gain", _GAIN_FIX, zero=True)]
 """How strongly a controller answers to an error; 0: not at all."""
 Text = Annotated[str, BeforeValidator(parse_text)]
 Prefix = Annotated[str, BeforeValidator(parse_prefix)]
-Client = Annotated[Text, refuse(DEFAULT.__eq__, _MANY_CLIENTS, "write the client id of one")]
+Client = Annotated[Text, rejecting(DEFAULT.__eq__, _MANY_CLIENTS, "write the client id of one")]
 QueryClient = Annotated[
     Text,
-    refuse(
+    rejecting(
         DEFAULT.__eq__, f"{_MANY_CLIENTS}, not for one query", "write the query's kafka.client.id"
     ),
 ]

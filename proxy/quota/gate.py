@@ -17,7 +17,7 @@ from metrics.clock import MS_PER_SECOND
 
 from .entities import QuotaKind
 from .pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
-from .turns import TurnMember, TurnPath, Turns
+from .turns import TurnNode, TurnPath, Turns
 
 TURNS_ROUND_MS = 2000.0
 """Of the bound: what all Fetches that are under way or wait may bring together."""
@@ -73,11 +73,11 @@ LARGEST_DECAY = 0.9
 """By how much the largest response counts less with each one that comes."""
 
 
-UNKNOWN_CLIENT: TurnPath = (TurnMember(None), TurnMember(None))
+UNKNOWN_CLIENT: TurnPath = (TurnNode(None), TurnNode(None))
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
+class GateWaiter:
     """One connection whose next request waits at a gate."""
 
     wake: Callable[[float], None]
@@ -192,7 +192,7 @@ class Gate:
     _pacer: Pacer
     _allowance_ms: Callable[[float], float]
     """Returns what the formula lets pass."""
-    turns: Turns[Waiter] = field(default_factory=Turns)
+    turns: Turns[GateWaiter] = field(default_factory=Turns)
     has_turns: bool = False
     """Whether anybody has waited since it was opened."""
     waiting: int = 0
@@ -213,7 +213,7 @@ class Gate:
     _learns_ms: float = -math.inf
     """When a connection may next show anew how large its batches are, where many fit."""
 
-    def lets(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> bool:
+    def lets(self, waiter: GateWaiter, ahead_ms: float, now_ms: float) -> bool:
         """Return whether it is a request's turn and `ahead_ms` of the bound, or less, is owed."""
         if self.waiting and self.turns.first(now_ms) is not waiter:
             return False
@@ -221,20 +221,20 @@ class Gate:
             return True
         return self._opens_ms(ahead_ms, now_ms) <= now_ms
 
-    def give_turn(self, waiter: Waiter) -> None:
+    def give_turn(self, waiter: GateWaiter) -> None:
         """Have a connection finish the request that was just let through, whatever that costs.
 
         It is charged as its bytes come, so who only announces them holds back nobody.
         """
         self._latest = waiter.turn = object()
 
-    def has_turn(self, waiter: Waiter) -> bool:
+    def has_turn(self, waiter: GateWaiter) -> bool:
         """Return whether the last request that was let through is this connection's."""
         return waiter.turn is self._latest
 
     def join(
         self,
-        waiter: Waiter,
+        waiter: GateWaiter,
         ahead_ms: float,
         now_ms: float,
         *,
@@ -253,7 +253,7 @@ class Gate:
         waiter.wakes_ms = math.inf
         self.poke(now_ms)
 
-    def leave(self, waiter: Waiter, now_ms: float, *, taken_bytes: int | None = None) -> None:
+    def leave(self, waiter: GateWaiter, now_ms: float, *, taken_bytes: int | None = None) -> None:
         """Give a place up: its turn has come, which costs so much, or its connection is closed."""
         if waiter.gate is self:
             self.waiting -= 1

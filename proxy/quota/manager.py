@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from metrics import Instruments
-from proxy.state import Documented
+from proxy.state import JsonDataclass
 
 from .client_quotas import ClientQuotas
 from .entities import ClientIdentity, QuotaKind
@@ -24,7 +24,7 @@ MAX_PENDING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Debt(Documented):
+class SensorDebt(JsonDataclass):
     """What one sensor owes."""
 
     identity: Annotated[ClientIdentity, Field(alias="client")]
@@ -41,7 +41,7 @@ class Debt(Documented):
         """The sensor's."""
         return sensor_name(self.kind, self.entity)
 
-    def after(self, passed_ms: float) -> "Debt":
+    def after(self, passed_ms: float) -> "SensorDebt":
         """Return what is left of it after so long, which may be nothing, or less."""
         owed_ms, held_ms = self.owed_ms - passed_ms, max(self.held_ms - passed_ms, 0.0)
         return replace(self, owed_ms=owed_ms, held_ms=held_ms)
@@ -59,7 +59,7 @@ class QuotaManager(Meters):
         super().__init__(settings)
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
         self._settled = self.generation
-        self._pending: dict[str, Debt] = {}
+        self._pending: dict[str, SensorDebt] = {}
         """Of sensors not there yet, by their names: until when they owe, and hold what comes, in ms
         of the clock. Bounded: the first make room."""
         self.on_new = self._settle
@@ -143,15 +143,15 @@ class QuotaManager(Meters):
         charged = (each for each in sensors if each.kind is kind and not each.rule.is_by_topic)
         of = next(charged, None) or self.table.match(kind, client)
         if of is not None:
-            self._owe(Debt(client, of.entity, kind, owed_ms), now_ms)
+            self._owe(SensorDebt(client, of.entity, kind, owed_ms), now_ms)
 
-    def debts(self, covers: Callable[[ClientIdentity], bool], now_ms: float) -> list[Debt]:
+    def debts(self, covers: Callable[[ClientIdentity], bool], now_ms: float) -> list[SensorDebt]:
         """Return all that `owing` yields."""
         return [debt for debt in self.owing(covers, lambda: now_ms) if debt is not None]
 
     def owing(
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock, least_ms: float = 0.0
-    ) -> Iterator[Debt | None]:
+    ) -> Iterator[SensorDebt | None]:
         """Yield what clients owe above `least_ms` that have sensors of their own, or had them.
 
         Also what is kept for sensors that are not there; None for a step without a debt.
@@ -163,7 +163,7 @@ class QuotaManager(Meters):
             if client is None or owed_ms <= least_ms or not covers(client):
                 yield None
             else:
-                yield Debt(client, meter.entity, meter.kind, owed_ms, meter.owed_ms(now_ms))
+                yield SensorDebt(client, meter.entity, meter.kind, owed_ms, meter.owed_ms(now_ms))
         for debt in tuple(self._pending.values()):
             left = debt.after(clock_ms())
             yield left if left.owed_ms > least_ms and covers(debt.identity) else None
@@ -178,12 +178,12 @@ class QuotaManager(Meters):
                 meter.share(clock_ms())
             yield
 
-    def take_debts(self, debts: Iterable[Debt], now_ms: float) -> None:
+    def take_debts(self, debts: Iterable[SensorDebt], now_ms: float) -> None:
         """Have sensors owe what their clients owed elsewhere, or before, as `owe` does."""
         for debt in debts:
             self._owe(debt, now_ms)
 
-    def _owe(self, debt: Debt, now_ms: float) -> None:
+    def _owe(self, debt: SensorDebt, now_ms: float) -> None:
         """Have a sensor owe, now or once it is there; an earlier time than is known is ignored."""
         meter, pending = self.by_name.get(debt.name), self._pending
         if meter is not None:

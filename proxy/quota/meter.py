@@ -12,7 +12,7 @@ from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, Qu
 from .gate import BUDGET_GRANT_MS, Gate
 from .pacer import MAX_CARRY_MS, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
-from .turns import TurnMember, TurnPath
+from .turns import TurnNode, TurnPath
 from .values import MAX_SIZE_BYTES
 
 LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
@@ -80,7 +80,7 @@ class AdaptedBound(NamedTuple):
     """For people: the figures behind it."""
 
 
-class Lease:
+class ByteLease:
     """Bytes that a sensor lends: they may pass for a while without being charged one by one."""
 
     __slots__ = ("cells",)
@@ -157,7 +157,7 @@ class Meter(Sensor):
     """In how many seconds they were."""
     above_second: int = -1
     """Of the latest one."""
-    lease: Lease | None = None
+    lease: ByteLease | None = None
     """What it lends; None until it does."""
     lease_size: int = 0
     """Of what is saved up: what it was lent and is not taken back."""
@@ -260,7 +260,7 @@ class Meter(Sensor):
         budget.sharers[self.name] = self
         is_group = isinstance(rule, Budget)
         weight, guaranteed = rule.share.weight, rule.share.guaranteed / MS_PER_SECOND
-        step = TurnMember(self.entity, weight, guaranteed, is_group)
+        step = TurnNode(self.entity, weight, guaranteed, is_group)
         self.charged += tuple(
             each for each in budget.charged if self.is_enforced or not each.is_enforced
         )
@@ -333,7 +333,7 @@ class Meter(Sensor):
         is_kept = self.is_enforced and not is_free
         if is_kept or room is None or room.is_over(now_ms) or room.free < 1:
             return False
-        self.lease = self.lease or Lease()
+        self.lease = self.lease or ByteLease()
         self.lease.lend(room.free, now_ms + LEASE_MS)
         return True
 
@@ -345,7 +345,7 @@ class Meter(Sensor):
         free = min((each.saved(now_ms) for each in held), default=0.0)
         if any(each.saved(now_ms) < LEND_ABOVE * each.most_saved for each in held) or free < 1:
             return False
-        self.lease = self.lease or Lease()
+        self.lease = self.lease or ByteLease()
         self.lease_size = int(free * LEND_PART)
         for each in held:
             each.lent += self.lease_size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from metrics.exposition import FigureRows, FigureTable
 
 from .entities import ClientIdentity, QuotaKind
-from .meter import AdaptedBound, Lease, Meter, sensor_name
+from .meter import AdaptedBound, ByteLease, Meter, sensor_name
 from .rules import QuotaSettings, Rule, RuleMatch, RuleTable
 
 OF_SENSORS = FigureTable(
@@ -71,7 +71,7 @@ class ThrottleTime:
     entity: str
 
 
-def longest(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
+def longest_throttle(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
     """Return the charge with the latest due time: quotas never add up. None if none holds."""
     holding = (charge for charge in charges if charge is not None)
     return max(holding, key=lambda charge: charge.due_ms, default=None)
@@ -103,7 +103,7 @@ class Meters:
             kind: OrderedDict() for kind in QuotaKind
         }
         self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
-        self._lent: dict[Meter, Lease] = {}
+        self._lent: dict[Meter, ByteLease] = {}
         self.on_lent: Callable[[], None] = lambda: None
         """Called when there is the first lease to take back."""
         self.on_would_throttle: Callable[[ClientIdentity, QuotaKind], None] = lambda *_: None

@@ -16,7 +16,7 @@ from .entities import QuotaKind
 from .manager import QuotaManager
 from .rules import ALL_CLIENTS, Budget, QuotaPause, QuotaSettings, Rule, RuleTable, pause_name
 from .scheduled_rules import ScheduledSettings, budgets_of
-from .validation import BUDGET_KEY, check_keys, finite, parse_selector, selector_of
+from .validation import BUDGET_KEY, check_rule_keys, finite_or_none, format_selector, parse_selector
 from .values import BadValueError
 
 OVERRIDES = "quotas/"
@@ -83,7 +83,7 @@ class ComposedRules:
     """What of the file is in force at the time."""
 
 
-def compose(
+def compose_rules(
     settings: QuotaSettings, kafka: Iterable[Rule], kept: Mapping[str, KeptChange], at_s: float
 ) -> ComposedRules:
     """Return the rules in force at a time, and those that they beat.
@@ -99,12 +99,12 @@ def compose(
     }
     now = ScheduledSettings.at(settings, at_s, overridden)
     rules_now = now.settings.rules
-    of_file = {selector_of(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now}
+    of_file = {format_selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now}
     of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in kafka)
     of_rules = (each for each in overrides if not isinstance(each.rule, Budget))
     by_name: dict[str, list[RuleEntry]] = {}
     for number, entry in enumerate(chain(of_rules, of_kafka), len(settings.rules)):
-        name = selector_of(entry.rule.keys)
+        name = format_selector(entry.rule.keys)
         by_name.setdefault(name, []).append(_in_place_of(of_file.get(name), entry, number))
     for name, entry in of_file.items():
         by_name.setdefault(name, []).append(entry)
@@ -112,7 +112,7 @@ def compose(
     for rule in settings.rules:
         if rule.number not in numbers:
             entry = RuleEntry(rule, RuleOrigin.FILE, in_force=False)
-            by_name.setdefault(selector_of(rule.keys), []).append(entry)
+            by_name.setdefault(format_selector(rule.keys), []).append(entry)
     in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.order, item[0]))
     in_force = {name: same[0] for name, same in in_order if same[0].in_force}
     entries = tuple(
@@ -126,7 +126,7 @@ def compose(
         replace(each, in_force=now.scheduled.get(each.rule.title, True))
         for each in budgets.values()
     )
-    named = {selector_of(each.rule.keys): each for each in of_budgets}
+    named = {format_selector(each.rule.keys): each for each in of_budgets}
     settings = replace(settings, rules=rules)
     return ComposedRules(entries, of_budgets, {**in_force, **named}, settings, table, now)
 
@@ -184,7 +184,7 @@ def make_override(
 
     Raises ValueError when these make no rule.
     """
-    check_keys(keys)
+    check_rule_keys(keys)
     by, made_s = _origin(by, at_s)
     end_s = _time(until_s, "ends")
     if not (enforce is None or isinstance(enforce, bool)):
@@ -211,7 +211,7 @@ def change_record(change: KeptChange) -> Record:
     }
     more = {"enforce": change.enforce, "until_s": change.until_s}  # an older version reads the rest
     value |= {name: each for name, each in more.items() if each is not None}
-    return Record.of(OVERRIDES + selector_of(change.rule.keys), value, CHANGES_SCHEMA)
+    return Record.of(OVERRIDES + format_selector(change.rule.keys), value, CHANGES_SCHEMA)
 
 
 def read_changes(store: Store) -> dict[str, KeptChange]:
@@ -264,7 +264,7 @@ def _origin(by: object, at_s: object) -> tuple[str | None, float | None]:
 
 def _time(value: object, what: str) -> float | None:
     """Return a time, or None for None. Raises ValueError for anything else."""
-    time_s = finite(value)
+    time_s = finite_or_none(value)
     if time_s is None and value is not None:
         raise ValueError(f"when it {what} is {value!r}, not a time")
     return time_s
@@ -340,7 +340,7 @@ class RuleRegistry:
         if isinstance(override.rule, Budget):
             self._check_budget(override.rule)
         composed = await self._change({change_record(override).key: override})
-        return composed.in_force[selector_of(override.rule.keys)]
+        return composed.in_force[format_selector(override.rule.keys)]
 
     def _check_budget(self, override: Budget) -> None:
         names = list(budgets_of(self._settings.rules))
@@ -357,7 +357,7 @@ class RuleRegistry:
 
     async def delete(self, keys: Mapping[str, str]) -> bool:
         """Delete an override; return whether one had exactly these keys. Raises as `put`."""
-        return bool(await self._end([OVERRIDES + selector_of(keys)]))
+        return bool(await self._end([OVERRIDES + format_selector(keys)]))
 
     def pauses(self) -> list[QuotaPause]:
         """Return the pauses in force, that of all clients first."""
@@ -465,7 +465,7 @@ class RuleRegistry:
     @property
     def _compose(self) -> Compose:
         """Composes the sources as they are now."""
-        return partial(compose, self._settings, self._kafka, self._kept, self._now_s)
+        return partial(compose_rules, self._settings, self._kafka, self._kept, self._now_s)
 
     async def _use(self) -> ComposedRules:
         """Put the sources in force as they are now, unless later ones are by then."""

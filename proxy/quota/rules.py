@@ -23,12 +23,12 @@ from .validation import (
     CLIENT_KEYS,
     KEYS,
     PREFIX_KEYS,
-    check_keys,
+    check_rule_keys,
     find_bound_problems,
     find_key_problems,
+    format_selector,
     parse_bounds,
     parse_scope,
-    selector_of,
 )
 from .values import BadValueError
 
@@ -63,7 +63,7 @@ Named = tuple[str | None, str | None, str | None]
 ALL_TOPICS, EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(-1, 5)
 
 
-def mismatch(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
+def mismatch_of_keys(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
     """Return which of a rule's keys a client has not, for people; None when it has all."""
     client_id, prefix = identity.client_id or "", keys.get("client-id-prefix", "")
     listener, user = keys.get("listener"), keys.get("user")
@@ -87,11 +87,11 @@ def entity_of(values: Mapping[str, str | None]) -> str:
 
 
 def pause_name(keys: Mapping[str, str]) -> str:
-    """Return the name of the pause with these keys. Raises ValueError as `check_keys`."""
+    """Return the name of the pause with these keys. Raises ValueError as `check_rule_keys`."""
     if not keys:
         return ALL_CLIENTS
-    check_keys(keys, CLIENT_KEYS)
-    return selector_of(keys)
+    check_rule_keys(keys, CLIENT_KEYS)
+    return format_selector(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class QuotaPause:
 
     def fits(self, identity: ClientIdentity) -> bool:
         """Return whether the client has all of its keys."""
-        return mismatch(self.keys, identity) is None
+        return mismatch_of_keys(self.keys, identity) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -601,7 +601,7 @@ class RuleTable:
         """
         considered: list[ConsideredRule] = []
         for kind, rules in self._by_kind.items():
-            reasons = [mismatch(rule.keys, identity) for rule in rules]
+            reasons = [mismatch_of_keys(rule.keys, identity) for rule in rules]
             mismatches = (
                 (not rules[at].names(identity), at) for at, reason in enumerate(reasons) if reason
             )

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import BeforeValidator, Field
 
-from proxy.state import Documented
+from proxy.state import JsonDataclass
 
 from .fields import Loc, Settings
 from .values import BadValueError, shown
@@ -75,7 +75,7 @@ def parse_timezone(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule(Settings, Documented):
+class Schedule(Settings, JsonDataclass):
     """Times of a week by the clock of a time zone; the values are as the functions here read them.
 
     In place of a time that the clock leaves out stands the one at which it goes on. One that comes

@@ -40,7 +40,7 @@ class Claim:
         return min(self.most, max(self.guaranteed, self.weight * level))
 
 
-def divide(rate: float, claims: Sequence[Claim]) -> list[float]:
+def divide_fairly(rate: float, claims: Sequence[Claim]) -> list[float]:
     """Return the share of each claim, in their order; see `shares_by_claim`."""
     shares = shares_by_claim(rate, Counter(claims))
     return [shares[claim] for claim in claims]

@@ -42,7 +42,7 @@ TURN_DECAY = 0.99
 """By how much the largest turn counts less with each one that comes."""
 
 
-class TurnMember(NamedTuple):
+class TurnNode(NamedTuple):
     """A member of a group, which is a client or a group itself."""
 
     key: Hashable
@@ -54,7 +54,7 @@ class TurnMember(NamedTuple):
     """Whether what its own members had is known on while none of them waits: for a few groups."""
 
 
-TurnPath: TypeAlias = tuple[TurnMember, ...]
+TurnPath: TypeAlias = tuple[TurnNode, ...]
 """From the outermost group's member to the client."""
 
 W = TypeVar("W", bound=Hashable)
@@ -83,7 +83,7 @@ class _TurnTaker:
 class FairOrder:
     """The order of turns of a group's members that wait, by what each of them had."""
 
-    _waiting: dict[Hashable, tuple[int, TurnMember]] = field(default_factory=dict)
+    _waiting: dict[Hashable, tuple[int, TurnNode]] = field(default_factory=dict)
     """With the number of the entry that is valid."""
     _heap: _Heap = field(default_factory=list)
     """Who has the least is next."""
@@ -103,7 +103,7 @@ class FairOrder:
             return late[0][2]
         return self._valid(self._heap)[0][2]
 
-    def join(self, step: TurnMember, size: int, now_ms: float) -> None:
+    def join(self, step: TurnNode, size: int, now_ms: float) -> None:
         """Begin to wait, with a request of so many bytes.
 
         Who is new comes later by these: a client with a name for each request would be first.
@@ -145,7 +145,7 @@ class FairOrder:
             self._level = max(self._level, self._valid(self._heap)[0][0])
         self.took(step, size)
 
-    def took(self, step: TurnMember, size: int) -> None:
+    def took(self, step: TurnNode, size: int) -> None:
         """Count so many bytes more of the last turn of one that has had any; also less than 0."""
         key, weight, guaranteed, _ = step
         member = self._members.get(key)
@@ -161,12 +161,12 @@ class FairOrder:
         if key in self._waiting:
             self._enter(step, member.had)
 
-    def behind(self, step: TurnMember) -> float:
+    def behind(self, step: TurnNode) -> float:
         """Return how many bytes less than its share it had when its turn came; below 0: more."""
         member = self._members.get(step.key)
         return 0.0 if member is None else (self._level - member.began) * step.weight
 
-    def _enter(self, step: TurnMember, had: float) -> None:
+    def _enter(self, step: TurnNode, had: float) -> None:
         key, number = step.key, next(self._numbers)
         self._waiting[key] = number, step
         heappush(self._heap, (had, number, key))

@@ -139,7 +139,7 @@ _PARSERS = {
 }
 
 
-def check_keys(keys: Mapping[str, object], known: Collection[str] = RULE_KEYS) -> None:
+def check_rule_keys(keys: Mapping[str, object], known: Collection[str] = RULE_KEYS) -> None:
     """Raise BadValueError unless these are keys, of those known, that one rule can have."""
     if BUDGET_KEY in keys and known is RULE_KEYS:
         known = (BUDGET_KEY,)
@@ -164,7 +164,7 @@ def parse_bounds(
     for kind, bound in bounds.items():
         if kind not in list(QuotaKind):
             raise BadValueError(f"{shown(kind)} is not known here", f"use {', '.join(QuotaKind)}")
-        number = finite(bound)
+        number = finite_or_none(bound)
         if number is None or number <= 0:
             raise BadValueError(f"{kind} is {bound!r}", "give a finite number above 0")
         if number < MIN_NUMBER:
@@ -173,7 +173,7 @@ def parse_bounds(
     return parsed
 
 
-def finite(value: object) -> float | None:
+def finite_or_none(value: object) -> float | None:
     """Return a finite number as it is, and None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -184,13 +184,13 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def selector_of(keys: Mapping[str, str]) -> str:
+def format_selector(keys: Mapping[str, str]) -> str:
     """Return the keys in one line of ASCII, such as `user=alice,client-id=<default>`.
 
     Equal keys give the same text. In values but DEFAULT all except letters, digits and `_.-~` is
-    quoted as in URLs. Raises ValueError as `check_keys`.
+    quoted as in URLs. Raises ValueError as `check_rule_keys`.
     """
-    check_keys(keys)
+    check_rule_keys(keys)
     return ",".join(
         f"{key}={keys[key] if keys[key] == DEFAULT else quote(keys[key], safe='')}"
         for key in (*KEYS, BUDGET_KEY)
@@ -201,7 +201,8 @@ def selector_of(keys: Mapping[str, str]) -> str:
 def parse_selector(text: str) -> dict[str, str]:
     """Return the keys that a selector names, in any order; values may be quoted or not.
 
-    Unquote a text from a URL once before. Raises ValueError for anything else, or as `check_keys`.
+    Unquote a text from a URL once before. Raises ValueError for anything else, or as
+    `check_rule_keys`.
     """
     keys: dict[str, str] = {}
     for part in text.split(",") if text else ():
@@ -216,5 +217,5 @@ def parse_selector(text: str) -> dict[str, str]:
             keys[key] = unquote(value, errors="strict")
         except ValueError:  # UnicodeDecodeError is one
             raise ValueError(f"{key}: {value!r} is not quoted as in URLs") from None
-    check_keys(keys)
+    check_rule_keys(keys)
     return keys

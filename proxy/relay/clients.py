@@ -185,7 +185,7 @@ class FetchRunSample(FetchSample):
         self._sampler.walked(self._size, 1, self._requests)
 
 
-def direction_of(kind: QuotaKind) -> Direction:
+def quota_direction(kind: QuotaKind) -> Direction:
     """Return which direction a quota holds."""
     return "write" if kind is PRODUCER_BYTE_RATE else "read"
 
@@ -239,7 +239,7 @@ class ClientRegistry:
     def would_throttle(self, identity: ClientIdentity, kind: QuotaKind) -> None:
         """Record a second in which a client exceeded a quota which is not enforced."""
         if identity in self.usage:
-            self.usage[identity].would_be_s[direction_of(kind)] += 1
+            self.usage[identity].would_be_s[quota_direction(kind)] += 1
 
     def byte_counter(self, identity: ClientIdentity, api_key: int) -> CounterChild:
         """Return the child of bytes_total for a client and an API."""

@@ -23,10 +23,10 @@ from proxy.quota.meter import NS_PER_SECOND
 from proxy.relay.channel import Channel, ChannelLost, Traffic
 from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import SLOW_FRAME_S
-from proxy.relay.interceptor import ClientSentOn
+from proxy.relay.interceptor import RedirectToOwner
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import OPEN, LifecycleState, PauseReason
-from proxy.relay.listener import Origin
+from proxy.relay.listener import ClientOrigin
 from proxy.relay.pair_state import AdvertiseTo, PairState
 from proxy.relay.requests import RequestFlow
 from proxy.relay.responses import ResponseFlow
@@ -140,7 +140,7 @@ class Connection(PairState):
         self,
         services: Services,
         channel: Channel,
-        origin: Origin,
+        origin: ClientOrigin,
         user: str | None,
         *,
         dial: Callable[[Connection, str | None], Awaitable[Channel]],
@@ -326,7 +326,7 @@ class Connection(PairState):
                 in_turn(partial(self._close_upstream_ended, f"connection lost: {error}"))
             case OSError():
                 in_turn(partial(self.close_abandoned, "client lost"))
-            case ClientSentOn():
+            case RedirectToOwner():
                 in_turn(partial(self.close, "sent on to its owner"))
             case _:
                 reason = "internal_error"

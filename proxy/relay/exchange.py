@@ -7,7 +7,7 @@ from typing import Any
 from metrics import CounterChild
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import InFlightFetch
-from proxy.quota.meter import Lease
+from proxy.quota.meter import ByteLease
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.clients import RequestSampler
 from proxy.relay.interceptor import INTERCEPTED_APIS, InterceptedRequest
@@ -48,7 +48,7 @@ class RequestKind:
     max_bytes: int | None
     """The limit that the client sets such a Fetch, None before it is known; 0 for another request.
     """
-    lease: Lease | None = None
+    lease: ByteLease | None = None
     """What the lane's bytes are taken from; None: no rule bounds them."""
     is_in_lane: bool = False
     is_shown: bool = False

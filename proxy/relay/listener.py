@@ -43,7 +43,7 @@ class ListenerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ClientOrigin:
     """Where a client came in."""
 
     listener: "Listener"
@@ -71,7 +71,7 @@ class Listener:
 
     settings: ListenerSettings
     loop: asyncio.AbstractEventLoop
-    accepted: Callable[[socket.socket, Origin], None]
+    accepted: Callable[[socket.socket, ClientOrigin], None]
     out_of_files: Callable[[str, OSError], None]
     """Called with the listener's name when accepting pauses."""
     _sockets: dict[int | None, socket.socket] = field(default_factory=dict)
@@ -173,4 +173,4 @@ class Listener:
                 self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch, node_id)
                 return
             came_to = None if node_id == SNI_PORT else node_id
-            self.accepted(client, Origin(self, address[0], came_to, address[1]))
+            self.accepted(client, ClientOrigin(self, address[0], came_to, address[1]))

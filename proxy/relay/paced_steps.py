@@ -152,7 +152,7 @@ class PacedStepScheduler:
         self._spent_s = spent_s + self._clock_s() - begin_s  # with what it has gone on with
 
 
-class LoginPace:
+class LoginCpuLimit:
     """Bounds the time that it takes to read the logins of one address: nobody knows who sends them.
 
     An ordinary login takes a twentieth of a millisecond, the longest token a few. Without a bound,

@@ -8,7 +8,7 @@ from metrics.clock import clock_ms
 from proxy.cluster.upstream import Address
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
-from proxy.quota.gate import Gate, Waiter
+from proxy.quota.gate import Gate, GateWaiter
 from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
@@ -16,7 +16,7 @@ from proxy.relay.exchange import NO_ACKS, Exchange
 from proxy.relay.intercepted_frames import InterceptedFrames
 from proxy.relay.lane import Kind, Lane
 from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, Lifecycle, PauseReason
-from proxy.relay.listener import Origin
+from proxy.relay.listener import ClientOrigin
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession, Identification
 from proxy.wire.apis import FETCH
@@ -66,7 +66,7 @@ class PairState:
     """Takes no further requests, and lets the client go soon: it is to ask its owner."""
 
     def __init__(
-        self, services: Services, origin: Origin, user: str | None, advertise: AdvertiseTo
+        self, services: Services, origin: ClientOrigin, user: str | None, advertise: AdvertiseTo
     ) -> None:
         self.services = services
         self.life = Lifecycle()
@@ -89,7 +89,7 @@ class PairState:
         """Until its client's throttle time is over."""
         self.muted_for: ThrottleTime | None = None
         """What the client was muted for last."""
-        self.waiter = Waiter(self._wake_at)
+        self.waiter = GateWaiter(self._wake_at)
         self._gated = NOT_DELAYED
         self._gated_api = FETCH
 
@@ -129,7 +129,7 @@ class PairState:
     ) -> int:
         """Return how many bytes a Fetch may ask for; its response counts until it comes.
 
-        `paid`: what its turns have cost, if it had any; see Waiter.
+        `paid`: what its turns have cost, if it had any; see GateWaiter.
         """
         session, holds = exchange.kind.session, self.services.holds
         granted_bytes, exchange.expected = session.quotas.grant(

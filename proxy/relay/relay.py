@@ -17,7 +17,7 @@ from proxy.relay.channel import Channel, bound_buffers
 from proxy.relay.connection import Connection
 from proxy.relay.connection_list import ConnectionList
 from proxy.relay.lifecycle import DRAINING
-from proxy.relay.listener import Listener, ListenerSettings, Origin
+from proxy.relay.listener import ClientOrigin, Listener, ListenerSettings
 from proxy.relay.ports import SharedPorts
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
@@ -163,7 +163,7 @@ class Relay:
         about = {"listener": listener, "error": str(error)}
         self._services.count_rejected("out_of_files", fault="can't accept", **about)
 
-    def _accepted(self, sock: socket.socket, origin: Origin) -> None:
+    def _accepted(self, sock: socket.socket, origin: ClientOrigin) -> None:
         reason = "cut_off" if self.is_cut_off else self._make_room(origin.ip)
         if reason is not None:
             sock.close()
@@ -249,7 +249,7 @@ class Relay:
             self._services.count_rejected("internal_error", exc_info=error, **about)
 
     def _begin(
-        self, channel: Channel, origin: Origin, silent: SilentConnection, user: str | None
+        self, channel: Channel, origin: ClientOrigin, silent: SilentConnection, user: str | None
     ) -> None:
         connection = Connection(
             self._services,
@@ -324,7 +324,7 @@ class Relay:
                 del self.at_bootstrap[node_id]
         self._forget(connection.origin)
 
-    def _forget(self, origin: Origin) -> None:
+    def _forget(self, origin: ClientOrigin) -> None:
         self.connected_through[origin.name] -= 1
         self._per_ip[origin.ip] -= 1
         if not self._per_ip[origin.ip]:

@@ -15,10 +15,10 @@ from proxy.quota.entities import (
     QuotaKind,
 )
 from proxy.quota.meter import Meter
-from proxy.quota.meters import longest
+from proxy.quota.meters import longest_throttle
 from proxy.relay.exchange import NO_ACKS, Exchange, RequestKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, READ_BYTES_LARGE, FrameFlow, new_scratch
-from proxy.relay.interceptor import ClientSentOn
+from proxy.relay.interceptor import RedirectToOwner
 from proxy.relay.lane import (
     ANY_RESPONSE,
     KNOWN_RESPONSE,
@@ -377,7 +377,7 @@ class RequestFlow(FrameFlow):
         for sizes in parts:
             if not weight:
                 charge = session.topics.written(sizes, clock_ms())
-                exchange.topic_charge = longest((exchange.topic_charge, charge))
+                exchange.topic_charge = longest_throttle((exchange.topic_charge, charge))
             if produced is not None:
                 produced.add_all(sizes, weight or 1)
             yield
@@ -563,7 +563,7 @@ class RequestFlow(FrameFlow):
         pair, interceptor = self._pair, exchange.kind.session.interceptor
         try:
             exchange.seen = interceptor.request(exchange.head(len(frame)), frame, exchange.sent_ms)
-        except ClientSentOn:
+        except RedirectToOwner:
             pair.in_flight.pop()
             pair.send_on()
             return False

@@ -7,7 +7,7 @@ from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
-from proxy.quota.meters import ThrottleTime, longest
+from proxy.quota.meters import ThrottleTime, longest_throttle
 from proxy.relay.clients import FetchSample
 from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
@@ -28,13 +28,13 @@ from proxy.wire.apis import (
 )
 from proxy.wire.fetch import FetchedPartition, TopicKey
 from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body_start
-from proxy.wire.frames import INT32, MalformedResponse, check_whole, parse_response_head
+from proxy.wire.frames import INT32, MalformedResponse, check_frame_length, parse_response_head
 from proxy.wire.layout import Buffer, Steps
 from proxy.wire.rewrite import (
     brokers_end,
-    nowhere,
+    no_address,
     raise_throttle_time,
-    rewriting,
+    rewrite_steps,
     set_throttle_time,
     tail_without_endpoints,
     without_addresses,
@@ -340,7 +340,7 @@ class ResponseFlow(FrameFlow):
         if exchange.seen is not None:
             response = exchange.seen.response(version, bytes(frame), clock_ms())
         if kind.plan.handling is not Handling.PASS:
-            check_whole(response)
+            check_frame_length(response)
             before = response
             response = yield from self._advertised(exchange, response)
             if api_key == PRODUCE and response is before:
@@ -353,7 +353,7 @@ class ResponseFlow(FrameFlow):
             self._pair.unpause(PauseReason.LOGIN)
 
     def _advertised(self, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
-        """Return a response with the addresses for its client, in steps; see `rewriting`.
+        """Return a response with the addresses for its client, in steps; see `rewrite_steps`.
 
         Of what is asked of each broker return what the fallback has, which is nothing; of brokers'
         settings what names no address.
@@ -372,11 +372,11 @@ class ResponseFlow(FrameFlow):
             and session.has_moved
         )
         return (
-            yield from rewriting(
+            yield from rewrite_steps(
                 api_key,
                 version,
                 response,
-                nowhere if is_hidden else partial(self._pair.advertise, session),
+                no_address if is_hidden else partial(self._pair.advertise, session),
                 passes_unknown=self._pair.services.passes_unknown_apis,
                 fallback=session.fallback() if api_key == METADATA else None,
             )
@@ -446,12 +446,14 @@ class ResponseFlow(FrameFlow):
                 exchange.expected.answered(frame_bytes)
             charge = kind.session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
         if exchange.topics is not None:
-            charge = longest((charge, exchange.topics.charge(frame_bytes, now_ms)))
+            charge = longest_throttle((charge, exchange.topics.charge(frame_bytes, now_ms)))
         elif exchange.topic_charge is not None:
-            charge = longest((charge, exchange.topic_charge))
+            charge = longest_throttle((charge, exchange.topic_charge))
         if kind.plan.costs_time and kind.session.quotas.has(REQUEST_PERCENTAGE):
             busy_ms = self.busy_time.answered(exchange.sent_ms, exchange.wait_ms, now_ms)
-            charge = longest((charge, kind.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)))
+            charge = longest_throttle(
+                (charge, kind.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms))
+            )
             exchange.is_wait_doubtful = exchange.wait_ms > 0
         return charge
 

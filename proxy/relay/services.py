@@ -16,17 +16,17 @@ from metrics.instruments import Instruments
 from proxy.progress.topics import TopicNames
 from proxy.quota import fields
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
-from proxy.quota.delay_queue import Delayed, DelayQueue, Release
+from proxy.quota.delay_queue import DelayedResponse, DelayQueue, Release
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LEASE_MS
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.abandoned import AbandonedRequests
-from proxy.relay.clients import ClientRegistry, ClientUsage, direction_of
+from proxy.relay.clients import ClientRegistry, ClientUsage, quota_direction
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import Interceptor
 from proxy.relay.log_limiter import LogLimiter, OutageLog
 from proxy.relay.memory_pool import MemoryPool
-from proxy.relay.paced_steps import LoginPace, PacedStepScheduler
+from proxy.relay.paced_steps import LoginCpuLimit, PacedStepScheduler
 from proxy.relay.pump import MAX_PIPES, PipePool
 from proxy.relay.resets import ResetWatcher
 from proxy.relay.steering import Steering
@@ -81,7 +81,7 @@ class Reapers:
         for reaper in self.all:
             instruments.delay_queue_size.labels(reaper.api).set_function(reaper.__len__)
 
-    def add(self, api_key: int, due_ms: float, release: Release) -> Delayed:
+    def add(self, api_key: int, due_ms: float, release: Release) -> DelayedResponse:
         """Hold something of an API until then, as `DelayQueue.add`."""
         return self._by_family[api_of(api_key).family].add(due_ms, release)
 
@@ -128,7 +128,7 @@ class Services:
     outages: OutageLog = field(default_factory=lambda: OutageLog(_log.warning))
     log: LogLimiter = field(default_factory=lambda: LogLimiter(_log, clock_ms))
     """For all that a client can cause."""
-    login_pace: LoginPace = field(default_factory=LoginPace)
+    login_pace: LoginCpuLimit = field(default_factory=LoginCpuLimit)
     max_pipes: int = MAX_PIPES
     pipes: PipePool = field(init=False)
     resets: ResetWatcher = field(init=False)
@@ -190,7 +190,7 @@ class Services:
     ) -> None:
         """Count a response that is held for so long, of a client with this usage."""
         if usage is not None:
-            usage.held_ms[direction_of(charge.kind)] += hold_ms
+            usage.held_ms[quota_direction(charge.kind)] += hold_ms
         self.instruments.throttle_seconds.labels(charge.kind).observe(hold_ms / MS_PER_SECOND)
         self.quotas.held(charge, hold_ms, clock_ms())
 

@@ -11,7 +11,7 @@ from proxy.quota.connection_quotas import ConnectionSlot
 from proxy.quota.entities import ClientIdentity, QuotaKind, known_client_id
 from proxy.quota.gate import FetchSizes
 from proxy.quota.meters import ThrottleTime
-from proxy.relay.listener import Origin
+from proxy.relay.listener import ClientOrigin
 from proxy.relay.services import Services
 from proxy.relay.steering import Owner, Visit
 from proxy.relay.topic_traffic import TopicTraffic
@@ -28,7 +28,7 @@ class ClientSession:
         *("origin", "owner", "quotas", "usage"),
     )
 
-    def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
+    def __init__(self, services: Services, identity: ClientIdentity, origin: ClientOrigin) -> None:
         self.identity = identity
         self.quotas: ClientQuotas = services.quotas.client(identity, origin.ip)
         self.interceptor = services.interceptor(identity, origin.node_id)
@@ -138,7 +138,7 @@ class ClientSession:
 class Identification:
     """Follows what a connection says of its client; `user`: that its TLS certificate names."""
 
-    def __init__(self, services: Services, origin: Origin, user: str | None) -> None:
+    def __init__(self, services: Services, origin: ClientOrigin, user: str | None) -> None:
         self._services = services
         self._origin = origin
         self._user = user

@@ -10,14 +10,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.relay.listener import Origin
+from proxy.relay.listener import ClientOrigin
 
 
 @dataclass(slots=True, eq=False)
 class SilentConnection:
     """A client's connection before its first request, also before and in its TLS handshake."""
 
-    origin: Origin
+    origin: ClientOrigin
     close: Callable[[], object]
     """Closes it at once, and gives its place up."""
     sock: socket.socket | None

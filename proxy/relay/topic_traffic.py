@@ -16,7 +16,7 @@ from proxy.quota.client_quotas import MAX_TOPICS, ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.gate import USEFUL_GRANT_BYTES, FetchSizes, Gate, InFlightFetch
 from proxy.quota.meter import Meter
-from proxy.quota.meters import ThrottleTime, longest
+from proxy.quota.meters import ThrottleTime, longest_throttle
 from proxy.wire.fetch import NO_SESSION, FetchedPartition, TopicKey, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import MalformedFrame
@@ -168,7 +168,7 @@ class TopicTraffic:
         """Charge a part of a Produce request, so many bytes for each topic; return the cost."""
         kind, room = PRODUCER_BYTE_RATE, MAX_TOPICS - len(self._written)
         self._written += [topic for topic, size in sizes.items() if size][:room]
-        return longest([self._charge(kind, *each, now_ms) for each in sizes.items()])
+        return longest_throttle([self._charge(kind, *each, now_ms) for each in sizes.items()])
 
     def fetched(self, now_ms: float) -> list[Meter]:
         """Return the sensors at whose gates a Fetch waits, of the topics that it asks for."""
@@ -274,7 +274,7 @@ class TopicFetch(FetchObserver):
         With all that it has where that is of one topic alone, else with what was expected.
         """
         quotas = self._traffic.quotas
-        charge = longest(quotas.owed_at(each, now_ms) for each in self._fetches)
+        charge = longest_throttle(quotas.owed_at(each, now_ms) for each in self._fetches)
         # Also one that is not held leaves later: behind others, or as its client reads.
         due_ms = now_ms if charge is None else charge.due_ms
         self._fetches = {

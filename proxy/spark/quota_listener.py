@@ -740,7 +740,7 @@ def _look_at(query_id: str, run_id: str, batch_id: int | None) -> _Look:
         query = of_jvm.sharedState().activeStreamingQueries().get(key)
         if query is None or query.runId().toString() != run_id or not query.isActive():
             return _Look(is_there=False)
-        trigger = read_trigger(query.trigger().toString())
+        trigger = parse_trigger(query.trigger().toString())
         status = query.status()
         is_waiting = is_between_batches(status.isTriggerActive(), status.message())
         # After the status: then it knows of all batches that were done before the run waited.
@@ -774,7 +774,7 @@ def _read_progress(text: str) -> Any:
     return SimpleNamespace(**read)
 
 
-def read_trigger(text: str) -> dict[str, Any] | None:
+def parse_trigger(text: str) -> dict[str, Any] | None:
     """Read Spark's text of a trigger, such as `ProcessingTimeTrigger(2000)`; None if unknown."""
     match = _TRIGGER.fullmatch(text)
     if match is None or match[1] not in _TRIGGER_KINDS:

@@ -7,15 +7,15 @@ from .kafka.kafka_store import KafkaStore
 from .kafka.slot_store import SlotStore
 from .kafka.slot_table import GroupFence
 from .sqlite import SqliteStore, open_or_start_empty, read_snapshot
-from .state_records import Documented, RecordFormat, UnwrittenRecords
+from .state_records import JsonDataclass, RecordFormat, UnwrittenRecords
 from .store import Document, Json, MemoryStore, Record, StateError, Store
 from .watched import WriteProbe
 
 __all__ = [
     "Document",
-    "Documented",
     "GroupFence",
     "Json",
+    "JsonDataclass",
     "KafkaStore",
     "MemoryStore",
     "Record",

@@ -20,7 +20,7 @@ from threading import Lock
 
 from structlog import get_logger
 
-from .store import ClosedError, DamagedError, MemoryStore, Record, StateError, Store
+from .store import ClosedError, DamagedStateError, MemoryStore, Record, StateError, Store
 
 _log = get_logger(__name__)
 
@@ -72,8 +72,8 @@ class SqliteStore(Store):
     what they read at start. Errors speak of `name`, the path by default.
 
     Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged (a
-    DamagedError), not ours, or too new. A write raises it when either file was deleted or replaced
-    since: it would be lost with the file that is open.
+    DamagedStateError), not ours, or too new. A write raises it when either file was deleted or
+    replaced since: it would be lost with the file that is open.
     """
 
     def __init__(self, path: Path, *, name: str | None = None) -> None:
@@ -204,7 +204,7 @@ def _identify(connection: sqlite3.Connection, path: str) -> bool:
 
 def _damaged(path: str, finding: str) -> StateError:
     fix = "restore it from a backup, or move it away to start without the overrides and positions "
-    return DamagedError(f"{path} is damaged: {finding}", f"{fix}that it holds")
+    return DamagedStateError(f"{path} is damaged: {finding}", f"{fix}that it holds")
 
 
 def _explain_failure(path: str, error: sqlite3.Error) -> StateError:
@@ -213,7 +213,7 @@ def _explain_failure(path: str, error: sqlite3.Error) -> StateError:
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE:
         case sqlite3.SQLITE_NOTADB:
             fix = "name another file as state.path, or restore this one from a backup"
-            return DamagedError(f"{path} is not a state file: {error}", fix)
+            return DamagedStateError(f"{path} is not a state file: {error}", fix)
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
             return _damaged(path, str(error))
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
@@ -239,7 +239,7 @@ def open_or_start_empty(path: Path) -> SqliteStore:
     try:
         with closing(SqliteStore(path)) as store:
             _ = [each.value for each in store.items("")]
-    except DamagedError as error:
+    except DamagedStateError as error:
         kept = _set_aside(path)
         _log.error(
             "the state is damaged, starting without its overrides and positions",

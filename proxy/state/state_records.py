@@ -59,7 +59,7 @@ class RecordFormat(Generic[Form]):
             raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
-class Documented:
+class JsonDataclass:
     """A dataclass with a JSON object of its fields."""
 
     __slots__ = ()

@@ -28,7 +28,7 @@ class StateError(ProxyError):
     """State cannot be read or written, and is as it was."""
 
 
-class DamagedError(StateError):
+class DamagedStateError(StateError):
     """What is kept cannot be read, and never will be."""
 
 
@@ -42,7 +42,7 @@ class ClosedError(StateError):
         )
 
 
-class UnknownFormError(ValueError):
+class UnknownSchemaError(ValueError):
     """A record was written by another version of the program, and is to be left as it is."""
 
 
@@ -74,18 +74,18 @@ class Record:
         return cls(key, text, version)
 
     def check_schema(self, known: int) -> None:
-        """Raise UnknownFormError, with what is wrong, when the value has a form not known."""
+        """Raise UnknownSchemaError, with what is wrong, when the value has a form not known."""
         if self.version != known:
             text = f"it has form {self.version}, this version of quota-proxy knows {known}"
-            raise UnknownFormError(text)
+            raise UnknownSchemaError(text)
 
     @property
     def value(self) -> Json:
-        """The value, a new copy each time. Raises DamagedError when the text is not JSON."""
+        """The value, a new copy each time. Raises DamagedStateError when the text is not JSON."""
         try:
             value: Json = json.loads(self.text)
         except (TypeError, ValueError, RecursionError) as error:
-            raise DamagedError(
+            raise DamagedStateError(
                 f"the value of {self.key!r} in the state is damaged: {error}",
                 "restore the state from a backup, or remove this record",
             ) from error

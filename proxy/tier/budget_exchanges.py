@@ -21,13 +21,13 @@ from proxy.quota.budget_leases import (
     RATE_LEASE_MS,
     SKEW_MS,
     VOTE_MS,
+    ActiveLease,
     BudgetClaim,
     BudgetOwner,
     Demand,
     OwnerVote,
     OwnerVotes,
     RateLease,
-    UsedLease,
     Voters,
     claim_of,
     is_idle,
@@ -88,7 +88,7 @@ class _Use:
 
     rule: str
     """Whose entity it is, as its own sensor is called."""
-    lease: UsedLease
+    lease: ActiveLease
     answered_ms: float
     moved: float = 0.0
     """What was charged to its sensor until `asked_ms`."""
@@ -227,7 +227,7 @@ class BudgetExchanges:
         """Return what is used of a sensor's entity, under another rule the same as before."""
         use, rule = self._uses.get(name), sensor_name(meter.kind, meter.rule.shared_entity)
         if use is None:
-            use = self._uses[name] = _Use(rule, UsedLease(), clock_ms())
+            use = self._uses[name] = _Use(rule, ActiveLease(), clock_ms())
         if use.rule != rule:
             use.rule, use.is_urgent = rule, True
         return use

@@ -17,9 +17,9 @@ from metrics.clock import clock_ms
 from proxy.queries.queries import Queries
 from proxy.queries.record_owner import OwnedDifference
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.manager import Debt, QuotaManager
+from proxy.quota.manager import QuotaManager, SensorDebt
 from proxy.relay.relay import Relay
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import GroupFence, Record, SlotStore, StateError
 from proxy.tier.group.group_documents import Assignment
 from proxy.tier.group.slot_states import GIVEN, RELEASING, SERVED, SlotStates
@@ -44,8 +44,8 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SlotOwns:
-    """What the member `name` owns; see `proxy.progress.query_registry.Owns`."""
+class OwnedSlots:
+    """What the member `name` owns; see `proxy.progress.query_registry.Ownership`."""
 
     name: str
     slot_map: SlotMap
@@ -88,7 +88,7 @@ class SlotOwnership:
         queries: Queries,
         quotas: QuotaManager,
         relay: Relay,
-        slices: Slices,
+        slices: TimeSlicer,
         lead: Callable[[bool], Awaitable[None]],
         *,
         steering: SlotSteering,
@@ -102,7 +102,7 @@ class SlotOwnership:
         self._rules, self._peers, self._moves = rules, peers, moves
         self._may_have_misplaced = False
         """Whether there may be records here that belong to other slots by other keys."""
-        self._owed_away: list[Debt] = []
+        self._owed_away: list[SensorDebt] = []
         """What clients owe that other members may have since the keys are other ones."""
         self._closing: asyncio.TimerHandle | None = None
         """Closes what still waits for a cluster that cannot be reached."""
@@ -110,7 +110,7 @@ class SlotOwnership:
         self.states = SlotStates()
         self.fence: GroupFence | None = None
         """Of the newest assignment; None while this member is not in the group."""
-        self.owns = SlotOwns(name, SlotMap({}, [None] * SLOTS), rules.keys)
+        self.owns = OwnedSlots(name, SlotMap({}, [None] * SLOTS), rules.keys)
         """What this member has taken, and who has the rest."""
         self._latest_owners: list[str | None] = [None] * SLOTS
         """The owner of each slot, or in a handover the one before; None: nobody has had it."""
@@ -205,7 +205,7 @@ class SlotOwnership:
             self._followed.clear()
             await self._followed.wait()
 
-    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
+    async def keep(self, records: Sequence[Record], debts: Sequence[SensorDebt]) -> None:
         """Keep records that are ours by now, and take them up. Raises StateError."""
         async with self._changing:
             store = self.store
@@ -265,7 +265,7 @@ class SlotOwnership:
         if self.fence is None:
             await self._apply()
             return
-        store, debts, before = self.store, list[Debt](), self.owns.slots
+        store, debts, before = self.store, list[SensorDebt](), self.owns.slots
         self._drop_given_away()
         if given := self.states.of(GIVEN) | (self.states.of(SERVED) - store.slots.taken):
             self._may_have_misplaced = True
@@ -290,7 +290,9 @@ class SlotOwnership:
         slots = self.store.slots
         slots.release(slots.taken - self.states.of(SERVED, RELEASING))
 
-    async def _apply(self, debts: Iterable[Debt] = (), *, besides: Collection[int] = ()) -> None:
+    async def _apply(
+        self, debts: Iterable[SensorDebt] = (), *, besides: Collection[int] = ()
+    ) -> None:
         """Leave what is not served any more, then take what is, with what its clients owe.
 
         What is `besides` is left in any case.
@@ -304,7 +306,7 @@ class SlotOwnership:
         is_rekeyed = rules != self._rules.in_force
         if is_rekeyed:
             keys = await asyncio.to_thread(rules.keys)
-        before, after = self.owns, SlotOwns(self._name, slot_map, keys)
+        before, after = self.owns, OwnedSlots(self._name, slot_map, keys)
         if slot_map.owners[COMMON_SLOT] != self._name:
             await self._lead(False)
         await self._queries.revoke(owns=OwnedDifference(before, after, is_others=True))
@@ -345,7 +347,7 @@ class SlotOwnership:
         records: defaultdict[str | None, list[Record]] = defaultdict(list)
         for record in misplaced:
             records[owners[self._rules.slot_of_record(record.key)]].append(record)
-        owed: defaultdict[str | None, list[Debt]] = defaultdict(list)
+        owed: defaultdict[str | None, list[SensorDebt]] = defaultdict(list)
         for debt in self._owed_away:
             owed[owners[self.owns.keys.slot_of(debt.identity)]].append(debt)
         self._owed_away = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from structlog import get_logger
 
-from proxy.quota.manager import Debt
+from proxy.quota.manager import SensorDebt
 from proxy.state import Document, Record
 from proxy.tasks import end_tasks
 from proxy.tier.peer_client import (
@@ -127,7 +127,9 @@ class Peers:
             raise PeerError(member, f"{path} was not understood")
         return rows
 
-    async def give(self, member: str, records: Sequence[Record], debts: Sequence[Debt]) -> None:
+    async def give(
+        self, member: str, records: Sequence[Record], debts: Sequence[SensorDebt]
+    ) -> None:
         """Have a member keep records, and what clients owe, as its own. Raises PeerError."""
         rows = [(each.key, each.text, each.version) for each in records]
         owed = [debt.document() for debt in debts]

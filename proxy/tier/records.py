@@ -9,8 +9,8 @@ from structlog import get_logger
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.config import Config
 from proxy.debt_records import debts_record, read_debts
-from proxy.queries.record_owner import concerns_all
-from proxy.quota.manager import Debt
+from proxy.queries.record_owner import is_common_key
+from proxy.quota.manager import SensorDebt
 from proxy.state import Record, SlotStore, Store
 from proxy.state.store import SEPARATOR
 from proxy.tier.slot_map import SLOTS, slot_of
@@ -70,21 +70,21 @@ class TierStore(SlotStore):
         super().put_many(new, delete=gone)
 
     def _is_ours(self, key: str, taken: Collection[int]) -> bool:
-        return concerns_all(key) or self.slots.place(key)[0] in taken
+        return is_common_key(key) or self.slots.place(key)[0] in taken
 
 
-def write_debts(store: Store, debts: Iterable[tuple[int, Debt]]) -> None:
+def write_debts(store: Store, debts: Iterable[tuple[int, SensorDebt]]) -> None:
     """Write what clients owe while their slot moves, given with the slots: a record in each slot.
 
     Blocks. Raises StateError.
     """
-    by_slot = defaultdict[int, list[Debt]](list)
+    by_slot = defaultdict[int, list[SensorDebt]](list)
     for slot, debt in debts:
         by_slot[slot].append(debt)
     store.put_many(debts_record(slot_key(OWED, slot), each) for slot, each in by_slot.items())
 
 
-def take_debts(store: Store, slots: Collection[int]) -> list[Debt]:
+def take_debts(store: Store, slots: Collection[int]) -> list[SensorDebt]:
     """Return what is still owed in these slots, and delete that. Blocks. Raises StateError."""
     keys = [slot_key(OWED, slot) for slot in slots]
     found = [record for key in keys if (record := store.get(key)) is not None]

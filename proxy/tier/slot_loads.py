@@ -15,7 +15,7 @@ from structlog import get_logger
 
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.connection_list import ConnectionList
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import Document
 from proxy.tier.ownership import SlotOwnership
 from proxy.tier.slot_balance import NO_LOAD, SlotLoad, overloaded_slots
@@ -173,7 +173,7 @@ class SlotLoadMonitor:
     def __init__(
         self,
         ownership: SlotOwnership,
-        slices: Slices,
+        slices: TimeSlicer,
         connections: ConnectionList,
         request_rebalance: Callable[[], None],
     ) -> None:

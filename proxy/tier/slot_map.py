@@ -43,7 +43,7 @@ def slot_of(key: str, slots: int = SLOTS) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerPorts:
+class AdvertisedListener:
     """Where clients reach one member through one listener."""
 
     host: str
@@ -100,7 +100,7 @@ class MemberAddresses:
 
     name: str
     """Of the worker by itself, `0`, or with its machine in a tier, `proxy-2/0`."""
-    listeners: Mapping[str, ListenerPorts]
+    listeners: Mapping[str, AdvertisedListener]
     """By the names of the listeners."""
 
     def address_of(self, listener: str, node_id: int) -> Address | None:

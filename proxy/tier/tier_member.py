@@ -23,20 +23,20 @@ from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import Document, StateError, Store
 from proxy.tasks import end_tasks, wait_at_most
 from proxy.tier.budget_exchanges import BudgetExchanges
 from proxy.tier.group.group_documents import Assignment, Subscription
 from proxy.tier.group.group_member import GroupMember, group_beside
 from proxy.tier.key_rules import TierRules
-from proxy.tier.ownership import SlotOwnership, SlotOwns
+from proxy.tier.ownership import OwnedSlots, SlotOwnership
 from proxy.tier.peer_client import PeerClient, Target
 from proxy.tier.peers import Peers
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
 from proxy.tier.slot_loads import SlotLoadMonitor
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotSteering
+from proxy.tier.slot_map import AdvertisedListener, MemberAddresses, SlotSteering
 from proxy.tier.visits import VisitExchanges
 
 JOIN_LIMIT_S = 60.0
@@ -84,7 +84,7 @@ class TierMember:
         steering: SlotSteering,
         queries: Queries,
         quotas: QuotaManager,
-        slices: Slices,
+        slices: TimeSlicer,
         relay: Relay,
         lead: Callable[[bool], Awaitable[None]],
         on_shared_state: Callable[[], None],
@@ -139,7 +139,7 @@ class TierMember:
         return self._ownership.leader
 
     @property
-    def owns(self) -> SlotOwns:
+    def owns(self) -> OwnedSlots:
         """What this member owns now."""
         return self._ownership.owns
 
@@ -333,7 +333,9 @@ class TierMember:
     def _announce(self) -> Subscription:
         newest = self._ownership.newest
         owners = () if newest is None else newest.slot_map.owners
-        listeners = {name: ListenerPorts.of(each) for name, each in self._relay.listeners.items()}
+        listeners = {
+            name: AdvertisedListener.of(each) for name, each in self._relay.listeners.items()
+        }
         return Subscription(
             addresses=MemberAddresses(self.name, listeners),
             admin_url=self._admin_url,

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.slices import Slices
-from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of, descending, quantile_of
+from proxy.slices import TimeSlicer
+from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of, quantile_of, rates_descending
 from proxy.usage.usage_topic import UsageTopic, usage_messages
 
 READ_LIMIT_S = 25.0
@@ -55,7 +55,7 @@ class ObservedClient(NamedTuple):
 
 
 @dataclass(slots=True)
-class ObservedRates:
+class RateDistribution:
     """One direction of a client's traffic: its rates above 0 in bytes per second, to within 5 %."""
 
     example: ClientIdentity
@@ -75,11 +75,11 @@ class ObservedRates:
 
 
 @dataclass(slots=True)
-class Observed:
+class ObservedUsage:
     """What was seen; `max_clients`: further ones are only counted."""
 
     max_clients: int
-    by_client: dict[ObservedClient, dict[QuotaKind, ObservedRates]] = field(default_factory=dict)
+    by_client: dict[ObservedClient, dict[QuotaKind, RateDistribution]] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
     """Hashes of clients for whom there was no room; at most `max_clients` are counted."""
     unread: int = 0
@@ -125,7 +125,7 @@ class Observed:
         by_kind, kind = self.by_client.setdefault(client, {}), KIND_OF[record.direction]
         if (seen := by_kind.get(kind)) is None:
             example = ClientIdentity(record.listener, record.user, record.client_id)
-            seen = by_kind[kind] = ObservedRates(example)
+            seen = by_kind[kind] = RateDistribution(example)
             names = len(record.listener) + len(record.user or "") + len(record.client_id)
             self._kept_bytes += SERIES_BYTES + CHAR_BYTES * names
         seen.total_bytes += record.bytes
@@ -144,7 +144,7 @@ class Observed:
 
         They move at the same times, as the executors of a query; if not, the sum is too high.
         """
-        before, own = by_end.get(record.end_ms, ()), descending(record.rates)
+        before, own = by_end.get(record.end_ms, ()), rates_descending(record.rates)
         rates = by_end[record.end_ms] = list(map(sum, zip_longest(before, own, fillvalue=0.0)))
         self._summed_count += len(rates) - len(before)
 
@@ -165,13 +165,13 @@ class Observed:
 
 
 async def read_observed(
-    way: Bootstrap, topic_name: str, since_ms: int, max_clients: int, slices: Slices
-) -> Observed:
+    way: Bootstrap, topic_name: str, since_ms: int, max_clients: int, slices: TimeSlicer
+) -> ObservedUsage:
     """Return what the records of a time and later say, of all members.
 
     Raises UpstreamError, RefusedError and StateError.
     """
-    observed = Observed(max_clients)
+    observed = ObservedUsage(max_clients)
     with closing(UsageTopic(way, topic_name)) as topic:
         try:
             async with topic.within(READ_LIMIT_S):
@@ -185,7 +185,9 @@ async def read_observed(
     return observed
 
 
-async def _read(topic: UsageTopic, since_ms: int, observed: Observed, slices: Slices) -> None:
+async def _read(
+    topic: UsageTopic, since_ms: int, observed: ObservedUsage, slices: TimeSlicer
+) -> None:
     positions, ends = await topic.positions_at(since_ms)
     while left := {at: start for at, start in positions.items() if start < ends[at]}:
         for part in await topic.retry(partial(topic.fetch, left)):

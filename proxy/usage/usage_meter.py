@@ -23,7 +23,7 @@ from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
 from proxy.quota.shares import apportioned
 from proxy.relay.clients import ClientUsage, Direction, TopicSampler
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of
 from proxy.usage.usage_topic import UsageWriter
 from proxy.wire.apis import FETCH, PRODUCE, api_name
@@ -277,7 +277,7 @@ class UsageRecorder:
         self,
         meter: UsageMeter,
         writer: UsageWriter,
-        slices: Slices,
+        slices: TimeSlicer,
         *,
         member: str,
         interval_s: float,

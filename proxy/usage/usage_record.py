@@ -126,7 +126,7 @@ def quantile_of(counts: Mapping[int, int], share: float, peak: float) -> float:
     return peak
 
 
-def descending(rates: Mapping[int, int]) -> Iterable[float]:
+def rates_descending(rates: Mapping[int, int]) -> Iterable[float]:
     """Yield the rates of a sketch, the highest first, as the upper edges of their buckets."""
     for bucket in sorted(rates, reverse=True):
         for _ in range(rates[bucket]):

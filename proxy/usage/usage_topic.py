@@ -20,9 +20,9 @@ from metrics import UsageInstruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import RefusedError, UpstreamError
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import StateError
-from proxy.state.kafka.messages import GZIP_CODE, batches
+from proxy.state.kafka.messages import GZIP_CODE, record_batches
 from proxy.state.kafka.state_topic import COMPACT, StateTopic
 from proxy.usage.usage_record import UsageKey, UsageRecord, message_key
 
@@ -154,7 +154,7 @@ def usage_messages(topic: str, part: Any, positions: dict[int, int]) -> Iterator
     """
     number = part.partition_index
     try:
-        for batch, messages in batches(topic, part):
+        for batch, messages in record_batches(topic, part):
             for message in messages:
                 if message.offset >= positions[number]:
                     yield message.value
@@ -166,7 +166,9 @@ def usage_messages(topic: str, part: Any, positions: dict[int, int]) -> Iterator
 class UsageWriter:
     """Writes what is added, until cancelled; `close` it then."""
 
-    def __init__(self, topic: UsageTopic, instruments: UsageInstruments, slices: Slices) -> None:
+    def __init__(
+        self, topic: UsageTopic, instruments: UsageInstruments, slices: TimeSlicer
+    ) -> None:
         self._topic, self._instruments, self._slices = topic, instruments, slices
         self._sequence = 0
         self._trying: list[UsageRecord] = []

@@ -227,7 +227,7 @@ def api_name(api_key: int) -> str:
     return _NAMES.get(api_key, "unknown")
 
 
-def max_safe_version(api_key: int, *, passes_unknown: bool = False) -> int | None:
+def last_offered_version(api_key: int, *, passes_unknown: bool = False) -> int | None:
     """Return the last version to offer; -1: none; None: any (`passes_unknown`)."""
     api = api_of(api_key)
     if passes_unknown and api is _UNKNOWN:
@@ -235,7 +235,7 @@ def max_safe_version(api_key: int, *, passes_unknown: bool = False) -> int | Non
     return api.max_version if api.last_offered is None else api.last_offered
 
 
-def schema_of(message: Any) -> Any:
+def message_schema(message: Any) -> Any:
     """Return the fields of a request or response of kafka-python, of all its versions."""
     return message._struct  # noqa: SLF001 - it has no public name
 
@@ -260,7 +260,7 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     has_tags = has_schema and api_key != API_VERSIONS
     is_flexible = has_tags and bool(api.response.flexible_version_q(version))
     body_offset = RESPONSE_HEADER_BYTES + is_flexible
-    fields = schema_of(api.response).untagged_fields(version) if has_schema else ()
+    fields = message_schema(api.response).untagged_fields(version) if has_schema else ()
     starts_with_throttle = any(field.name == "throttle_time_ms" for field in fields[:1])
     return ApiPlan(
         api=api,

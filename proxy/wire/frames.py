@@ -167,7 +167,7 @@ def parse_response_head(view: Buffer) -> tuple[int, int] | None:
     return LENGTH_BYTES + length, correlation_id
 
 
-def check_whole(frame: Buffer) -> None:
+def check_frame_length(frame: Buffer) -> None:
     """Raise MalformedResponse when a response frame is not whole, or has no room for a header."""
     size = len(frame)
     if size < RESPONSE_HEADER_BYTES or INT32.unpack_from(frame)[0] != size - LENGTH_BYTES:
@@ -179,7 +179,7 @@ def response_body_start(api_key: int, version: int, frame: Buffer) -> int:
 
     Raises MalformedResponse, also when the frame is not whole.
     """
-    check_whole(frame)
+    check_frame_length(frame)
     if not plan_of(api_key, version).is_flexible:
         return RESPONSE_HEADER_BYTES
     try:

@@ -16,7 +16,7 @@ from itertools import groupby, repeat, takewhile
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from proxy.wire.apis import APIS, is_known, schema_of
+from proxy.wire.apis import APIS, is_known, message_schema
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Skip: TypeAlias = Callable[[Buffer, int], int]
@@ -92,7 +92,7 @@ def read_uvarint(data: Buffer, pos: int) -> tuple[int, int]:
     raise ValueError("a varint has more than 32 bits")
 
 
-def write_uvarint(value: int) -> bytes:
+def encode_uvarint(value: int) -> bytes:
     """Return the shortest form of `value`, 0 to 2^32 - 1."""
     out = bytearray()
     while value >= VARINT_MORE:
@@ -102,7 +102,7 @@ def write_uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-class Tag(NamedTuple):
+class TaggedField(NamedTuple):
     """A tagged field: its number and where its value lies in the buffer."""
 
     number: int
@@ -110,7 +110,7 @@ class Tag(NamedTuple):
     end: int
 
 
-def read_tags(data: Buffer, pos: int) -> tuple[list[Tag], int]:
+def read_tags(data: Buffer, pos: int) -> tuple[list[TaggedField], int]:
     """Read the section of tagged fields that ends a record."""
     count, pos = read_uvarint(data, pos)
     if count > MAX_TAGS:
@@ -122,7 +122,7 @@ def read_tags(data: Buffer, pos: int) -> tuple[list[Tag], int]:
         pos = start + size
         if pos > len(data):
             raise IndexError("a tagged field runs over the end")
-        tags.append(Tag(number, start, pos))
+        tags.append(TaggedField(number, start, pos))
     return tags, pos
 
 
@@ -133,13 +133,13 @@ def skip_tags(data: Buffer, pos: int) -> int:
 
 def write_tags(fields: list[tuple[int, bytes]]) -> bytes:
     """Return a tag section of these (number, value) pairs, in the order given."""
-    parts = [write_uvarint(len(fields))]
+    parts = [encode_uvarint(len(fields))]
     for number, value in fields:
-        parts += (write_uvarint(number), write_uvarint(len(value)), value)
+        parts += (encode_uvarint(number), encode_uvarint(len(value)), value)
     return b"".join(parts)
 
 
-class Length(NamedTuple):
+class LengthCodec(NamedTuple):
     """How a length or count is read and written; NULL is one, too."""
 
     read: Callable[[Buffer, int], tuple[int, int]]
@@ -154,7 +154,7 @@ def _read_compact(data: Buffer, pos: int) -> tuple[int, int]:
     return number + NULL, pos
 
 
-def _fixed_length(form: Struct) -> Length:
+def _fixed_length(form: Struct) -> LengthCodec:
     unpack, size = form.unpack_from, form.size
 
     def read(data: Buffer, pos: int) -> tuple[int, int]:
@@ -163,10 +163,10 @@ def _fixed_length(form: Struct) -> Length:
             raise ValueError(f"a length of {number}")
         return number, pos + size
 
-    return Length(read, form.pack)
+    return LengthCodec(read, form.pack)
 
 
-_COMPACT = Length(_read_compact, lambda number: write_uvarint(number - NULL))
+_COMPACT = LengthCodec(_read_compact, lambda number: encode_uvarint(number - NULL))
 """A varint of the number + 1, 0 for null."""
 _INT16 = _fixed_length(Struct(">h"))
 _INT32 = _fixed_length(Struct(">i"))
@@ -192,7 +192,7 @@ class _Fixed:
 class _Sized:
     """A string or bytes: a length, then so many bytes. Null reads as empty."""
 
-    length: Length
+    length: LengthCodec
     is_text: bool
 
     def content(self, data: Buffer, pos: int) -> tuple[int, int]:
@@ -221,7 +221,7 @@ class _Sized:
 class _Array:
     """A count, then so many elements. Null reads as none."""
 
-    length: Length
+    length: LengthCodec
     element: Any
 
     def count(self, data: Buffer, pos: int) -> tuple[int, int]:
@@ -341,7 +341,7 @@ def _message_layout(kind: str, api_key: int, version: int) -> RecordLayout:
         raise ValueError(f"no schema for API {api_key} version {version}")
     message = getattr(APIS[api_key], kind)
     is_flexible = message.flexible_version_q(version)
-    return _compile_record(schema_of(message), version, flexible=is_flexible)
+    return _compile_record(message_schema(message), version, flexible=is_flexible)
 
 
 request_layout = partial(_message_layout, "request")
@@ -353,11 +353,11 @@ response_layout = partial(_message_layout, "response")
 @cache
 def tagged_response_layout(api_key: int, version: int, field: str) -> RecordLayout:
     """Return the layout of a top-level tagged field's value: a record of the field alone."""
-    node = _compile(schema_of(APIS[api_key].response).fields[field], version, flexible=True)
+    node = _compile(message_schema(APIS[api_key].response).fields[field], version, flexible=True)
     return RecordLayout({field: node}, None, (node.skip,))
 
 
-class KnownMessages:
+class MessageShapeCache:
     """Messages with one partition that were read, so that others like them need not be walked.
 
     The fields with which a partition begins have fixed sizes, and where other bytes lie does not
@@ -435,7 +435,7 @@ class PartitionFields:
         is_record = isinstance(self.partition, RecordLayout)
         self.head: Struct = self.partition.head(*wanted) if is_record else self.partition.form
         """Unpacks the fields that are wanted."""
-        self.known = KnownMessages(self.head)
+        self.known = MessageShapeCache(self.head)
         """Of the version; `read` keeps them."""
         fields = self.partition.fields.values() if is_record else ()
         self._has_rows = all(isinstance(node, _Fixed) for node in fields)

@@ -66,7 +66,7 @@ class ProducedPartition(NamedTuple):
     """How many offsets its record batches take: its records, and gaps if there are any."""
 
 
-class AppendedPartition(NamedTuple):
+class PartitionResponse(NamedTuple):
     """What a response says of one partition."""
 
     topic: TopicKey
@@ -166,7 +166,7 @@ def names_one_topic(version: int, body: Buffer) -> bool:
         return False
 
 
-def read_produce_response(version: int, frame: Buffer) -> tuple[AppendedPartition, ...]:
+def read_produce_response(version: int, frame: Buffer) -> tuple[PartitionResponse, ...]:
     """Return what a response says of each partition; `frame` is whole, length included.
 
     Nothing for versions that no schema here knows. Raises MalformedResponse.
@@ -174,7 +174,7 @@ def read_produce_response(version: int, frame: Buffer) -> tuple[AppendedPartitio
     if not _is_read(version):
         return ()
     rows = read_partitions(PRODUCE, version, frame, ("index", "error_code", "base_offset"))
-    return tuple([AppendedPartition(topic, *values) for topic, _, values in rows])
+    return tuple([PartitionResponse(topic, *values) for topic, _, values in rows])
 
 
 def read_batch_head(data: Buffer, start: int) -> tuple[int, int] | None:

@@ -15,10 +15,10 @@ from proxy.wire.apis import (
     METADATA,
     RESPONSE_HEADER_BYTES,
     is_known,
-    max_safe_version,
+    last_offered_version,
     plan_of,
 )
-from proxy.wire.frames import INT32, MalformedResponse, check_whole, unreadable_is_malformed
+from proxy.wire.frames import INT32, MalformedResponse, check_frame_length, unreadable_is_malformed
 from proxy.wire.layout import (
     INCOMPLETE,
     MAX_UVARINT_BYTES,
@@ -27,6 +27,7 @@ from proxy.wire.layout import (
     Buffer,
     RecordLayout,
     Steps,
+    encode_uvarint,
     read_tags,
     read_uvarint,
     response_layout,
@@ -35,7 +36,6 @@ from proxy.wire.layout import (
     skip_tags,
     tagged_response_layout,
     write_tags,
-    write_uvarint,
 )
 
 Advertise: TypeAlias = Callable[[int, str, int], tuple[str, int] | None]
@@ -87,7 +87,7 @@ _Edit: TypeAlias = tuple[int, int, bytes]
 """Start and end of the bytes to replace, and what comes in their place."""
 
 
-def rewriting(
+def rewrite_steps(
     api_key: int,
     version: int,
     frame: Buffer,
@@ -189,15 +189,15 @@ def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -
     Without its correlation id it is the same for all clients of a broker with the same version.
     """
     frame = length + bytes(RESPONSE_HEADER_BYTES - LENGTH_BYTES) + rest
-    check_whole(frame)
+    check_frame_length(frame)
     with unreadable_is_malformed():
         edits = run_steps(
-            _edits(API_VERSIONS, version, frame, nowhere, passes_unknown=passes_unknown)
+            _edits(API_VERSIONS, version, frame, no_address, passes_unknown=passes_unknown)
         )
         return bytes(run_steps(_applied(frame, edits))) if edits else None
 
 
-def nowhere(_node_id: int, _host: str, _port: int) -> None:
+def no_address(_node_id: int, _host: str, _port: int) -> None:
     """Return no address."""
 
 
@@ -217,7 +217,7 @@ def set_throttle_time(api_key: int, version: int, frame: Buffer, throttle_ms: in
     """
     if not is_known(api_key, version):
         return frame
-    check_whole(frame)
+    check_frame_length(frame)
     with unreadable_is_malformed():
         layout, pos = _open(api_key, version, frame)
         if "throttle_time_ms" not in layout.fields:
@@ -375,7 +375,7 @@ def _edit_endpoints(
 
 def _cap_version(api: _Element, passes_unknown: bool) -> list[_Edit] | None:
     """Lower the highest version of an API to the safe one; None when no version can be used."""
-    safe = max_safe_version(api.value("api_key"), passes_unknown=passes_unknown)
+    safe = last_offered_version(api.value("api_key"), passes_unknown=passes_unknown)
     if safe is None or api.value("max_version") <= safe:
         return []
     return None if api.value("min_version") > safe else [api.edit("max_version", safe)]
@@ -474,9 +474,9 @@ def tail_without_endpoints(tail: bytes) -> bytes:
 
 def _filler(size: int) -> bytes:
     """Return a tagged field of exactly `size` bytes."""
-    for number in map(write_uvarint, FILLER_TAGS):
+    for number in map(encode_uvarint, FILLER_TAGS):
         for prefix_bytes in range(1, MAX_UVARINT_BYTES + 1):
             value_bytes = size - len(number) - prefix_bytes
-            if value_bytes >= 0 and len(prefix := write_uvarint(value_bytes)) == prefix_bytes:
+            if value_bytes >= 0 and len(prefix := encode_uvarint(value_bytes)) == prefix_bytes:
                 return number + prefix + bytes(value_bytes)
     raise MalformedResponse(f"node endpoints in {size} bytes")

@@ -29,7 +29,7 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.connection_list import ConnectionList
 from proxy.relay.ports import bind_ports
 from proxy.state import MemoryStore, Record, StateError
-from proxy.usage.observed_usage import Observed
+from proxy.usage.observed_usage import ObservedUsage
 from proxy.usage.usage_meter import UsageMeter
 from proxy.usage.usage_record import UsageRecord
 
@@ -176,11 +176,11 @@ class AdminWorld(QuotaWorld):
         for _ in (*self.meter.reading(), *self.meter.rating(10.0)):
             pass
 
-    async def observe(self, since_s: float) -> Observed:
+    async def observe(self, since_s: float) -> ObservedUsage:
         """Return what the records say that were made since `since_s` ago, up to now."""
         end_ms = round(time.time() * 1000)
         make = partial(UsageRecord, member="h/0", epoch=1, sequence=0, start_ms=0, end_ms=end_ms)
-        observed = Observed(self.max_clients)
+        observed = ObservedUsage(self.max_clients)
         for _ in self.meter.recording(make, self.records.append):
             pass
         for record in self.records:

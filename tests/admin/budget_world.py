@@ -2,7 +2,7 @@
 
 from admin_world import CONSUMER, HOSTILE, MIB, PRODUCER, AdminWorld
 
-from proxy.quota.gate import Waiter
+from proxy.quota.gate import GateWaiter
 from proxy.quota.rules import Budget, Rule, Share
 
 ANALYTICS = Budget(name="analytics", bounds={CONSUMER: 200 * MIB}, place="quota-proxy.yaml:9")
@@ -33,6 +33,6 @@ class BudgetWorld(AdminWorld):
         for name in NOTEBOOKS:
             client = self.client_quotas(name)
             for _ in range(2):
-                waiter = Waiter(lambda _: None)
+                waiter = GateWaiter(lambda _: None)
                 assert not client.admit(CONSUMER, waiter, 1_000_000, self.now_ms, holds=True)
         self.now_ms += 1_000.0

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 import proxy.admin.server as server_module
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
-from proxy.admin.port.guard import AccessRules, AdminToken, Right
+from proxy.admin.port.guard import AccessRight, AccessRules, AdminToken
 from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
 from proxy.state import MemoryStore, Record
 
@@ -23,7 +23,7 @@ AT_S = 1_790_000_000.0
 @pytest.fixture
 async def ask_ops(world: AdminWorld) -> AsyncIterator[Ask]:
     """Asks a server with tokens of two names."""
-    tokens = (AdminToken("ops", "ops-text"), AdminToken("desk", "desk-text", (Right.READ,)))
+    tokens = (AdminToken("ops", "ops-text"), AdminToken("desk", "desk-text", (AccessRight.READ,)))
     async with serve(world.server(access=AccessRules(tokens))) as ask:
         yield ask
 

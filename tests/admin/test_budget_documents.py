@@ -174,8 +174,8 @@ def test_budgets_of_members_are_one():
         "older": {},
     }
     _, budgets = TABLES["/v1/budgets"]
-    (merged,) = budgets(MemberDocuments(by_member, pages.ListPage(9)))["budgets"]
+    (merged,) = budgets(MemberDocuments(by_member, pages.PageRequest(9)))["budgets"]
     assert (merged["rate"], merged["active_clients"], merged["waiting"]) == (150.2, 3, 1)
     assert (merged["throttled"], merged["holds"], merged["held_s"]) == (True, 4, 1.0)
     assert (merged["bound"], merged["leased"], "member" in merged) == (200.0, 200.0, False)
-    assert budgets(MemberDocuments(by_member, pages.ListPage(0))) == {"budgets": []}
+    assert budgets(MemberDocuments(by_member, pages.PageRequest(0))) == {"budgets": []}

@@ -26,8 +26,8 @@ from proxy.admin.port.guard import (
     OPEN_PATHS,
     PEER,
     SCOPE,
+    AccessRight,
     AccessRules,
-    Right,
 )
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.log_queue import log_level
@@ -75,8 +75,8 @@ async def test_every_path_asks_for_the_right_to_it(tier: TierWorld):
         for method, path in routes:
             if path in OPEN_PATHS:
                 continue
-            right = Right.READ if method in {"GET", "HEAD"} else Right.QUOTAS
-            right = Right.REPORT if path == REPORTS else right
+            right = AccessRight.READ if method in {"GET", "HEAD"} else AccessRight.QUOTAS
+            right = AccessRight.REPORT if path == REPORTS else right
             assert (await of("a/0")(method, path)).status == 401, (method, path)
             for token in TOKENS:
                 answer = await of("a/0")(method, path, headers=bearer(token.name))

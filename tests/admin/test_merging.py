@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.admin.client_documents import IS_VISIT
 from proxy.admin.history import merged_chart
-from proxy.admin.pages import Key, ListPage, cursor_of
+from proxy.admin.pages import Key, PageRequest, cursor_of
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments
 from proxy.admin.peers.tier_answers import client_of_report
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
@@ -56,7 +56,7 @@ def told(rows: list[dict[str, Any]], limit: int) -> dict[str, Any]:
 def merge_clients(documents: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
     """Return what members 0, 1 and so on have told, put together."""
     by_member = {str(number): each for number, each in enumerate(documents)}
-    return MemberDocuments(by_member, ListPage(limit)).merged(TABLES["/v1/clients"])
+    return MemberDocuments(by_member, PageRequest(limit)).merged(TABLES["/v1/clients"])
 
 
 @st.composite
@@ -131,7 +131,7 @@ def test_paging_goes_through_all_connections(numbers: list[int], members: int, l
             counts = {"total": len(own), "held": 0, "matching": len(rows)}
             more = "more" if len(rows) > limit else None
             pages[f"a/{member}"] = {**counts, "connections": rows[:limit], "next": more}
-        page = MemberDocuments(pages, ListPage(limit, after)).merged(TABLES["/v1/connections"])
+        page = MemberDocuments(pages, PageRequest(limit, after)).merged(TABLES["/v1/connections"])
         assert page["total"] == len(numbers)
         found = [int(each["id"].removeprefix("a/")) for each in page["connections"]]
         seen += found
@@ -157,7 +157,7 @@ def test_the_rows_of_members_are_those_of_one_process(seen: list[tuple[float, in
         str(member): document([rows[n] for n, at in enumerate(seen) if at[1] == member])
         for member in range(3)
     }
-    merged = MemberDocuments(pages, ListPage(limit)).merged(TABLES["/v1/connections"])
+    merged = MemberDocuments(pages, PageRequest(limit)).merged(TABLES["/v1/connections"])
     alone = document(rows)
     for page in (merged, alone):
         page["connections"] = [row["received_rate"] for row in page["connections"]]
@@ -183,7 +183,9 @@ def test_only_the_lists_that_take_the_limit_of_a_request_are_cut_off_by_it():
     figures |= dict.fromkeys(("bounded", "throttled", "held"), 0)
     values |= {"config_loads": [], "request_times": [], "not_ready_reason": None}
     status = lists | values | figures | {"client_counts": counts}
-    merged = MemberDocuments({"0": status, "1": status}, ListPage(0)).merged(TABLES["/v1/status"])
+    merged = MemberDocuments({"0": status, "1": status}, PageRequest(0)).merged(
+        TABLES["/v1/status"]
+    )
     assert {key: len(merged[key]) for key in lists} == {
         **{"listeners": 1, "brokers": 2, "certificates": 1},
         **{"unbounded_clients": 0, "clients": 0},
@@ -201,7 +203,7 @@ def test_what_a_client_without_a_bound_moves_at_all_members_is_added():
             "unbounded_clients": [client("a", 7.0) | {IS_VISIT: True}, client("b", 8.0)],
         },
     }
-    merged = MemberDocuments(tier, ListPage(9)).merged(TABLES["/v1/unbounded"])
+    merged = MemberDocuments(tier, PageRequest(9)).merged(TABLES["/v1/unbounded"])
     assert merged["unbounded"] == 3
     rates = [
         (each["client_id"], each["rate"], each["member"]) for each in merged["unbounded_clients"]

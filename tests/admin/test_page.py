@@ -9,7 +9,7 @@ from status_page import CHANGES, CLIENTS, changed_world, visited
 from traffic import TICK_MS, play, scene
 
 from proxy.admin.audit import BY_FILE
-from proxy.admin.port.guard import AccessRules, AdminToken, Right
+from proxy.admin.port.guard import AccessRight, AccessRules, AdminToken
 from proxy.admin.server import PAGE_FILES
 from proxy.quota.rule_registry import make_override
 
@@ -171,7 +171,7 @@ async def test_changes_are_shown_with_who_made_them(page: Page):
 
 async def test_a_page_that_wants_a_token_takes_it_as_password(world: AdminWorld, page: Page):
     scene(world)
-    desk = AdminToken("desk", "desk-text", (Right.READ,))
+    desk = AdminToken("desk", "desk-text", (AccessRight.READ,))
     server = world.server(access=AccessRules((desk,), read_needs_token=True))
     async with visited(server, page) as url:
         await page.give_password("desk-text")

@@ -9,7 +9,7 @@ from rich.console import Console
 from status_page import CLIENTS
 from tier_world import TierWorld
 
-from proxy.admin.commands.top_tables import screen
+from proxy.admin.commands.top_tables import draw_view
 
 MEMBERS = "[...document.querySelectorAll('#members tr')].map(row => row.innerText)"
 
@@ -73,5 +73,5 @@ async def test_the_terminal_says_how_many_there_are_and_who_is_silent():
         tier.mark_silent("c/0")
         status = (await of("a/0")("GET", "/v1/status?by=client")).json
     console = Console(file=io.StringIO(), width=200)
-    console.print(screen(status, "held", 200))
+    console.print(draw_view(status, "held", 200))
     assert "tier prod  machines 3  members 6 (c/0 silent)" in console.file.getvalue()

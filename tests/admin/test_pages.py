@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pipeline_world import scene as pipelines
 from tier_world import TierWorld
 
-from proxy.admin.pages import ListPage, PagedRows, cursor_of
-from proxy.admin.replies import read_whole, written
+from proxy.admin.pages import PageBuilder, PageRequest, cursor_of
+from proxy.admin.replies import json_text, parse_json
 
 
 async def walk(ask: Ask, path: str, limit: int = 2) -> list[Any]:
@@ -67,10 +67,10 @@ async def test_what_comes_and_goes_meanwhile_leaves_no_row_out(world: AdminWorld
 
 @pytest.mark.parametrize("name", ["\x9b31m", "\u202exe", "\ud800", "ä", "plain"])
 def test_what_could_steer_a_terminal_is_escaped(name: str):
-    body = written({"clients": [{"client_id": name}]})
+    body = json_text({"clients": [{"client_id": name}]})
     assert body.isascii()
     assert body == json.dumps(json.loads(body), separators=(",", ":")).encode()
-    assert read_whole(body) == {"clients": [{"client_id": name}]}
+    assert parse_json(body) == {"clients": [{"client_id": name}]}
 
 
 async def test_rules_connections_and_changes_are_walked(world: AdminWorld):
@@ -169,7 +169,7 @@ def test_a_walk_has_each_row_once_in_the_order_of_keys(rows: list[Any], limit: i
     seen: list[Any] = []
     after: Any = ()
     while True:
-        found = PagedRows(ListPage(limit, after), lambda row: row, rows=rows)
+        found = PageBuilder(PageRequest(limit, after), lambda row: row, rows=rows)
         seen += found.rows()
         if found.next()["next"] is None:
             break

@@ -12,10 +12,10 @@ from rich.console import Console
 from terminal import run_once
 
 from proxy.admin.commands.asking_commands import FRAME_LINES
-from proxy.admin.commands.top_tables import PIPELINES, screen
+from proxy.admin.commands.top_tables import PIPELINES, draw_view
 from proxy.admin.pipeline_documents import MAX_NODES, MAX_PIPELINE_SUMMARIES
 from proxy.admin.query_documents import COST_FACTOR, QueryDocuments
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ class Slow(PipelineWorld):
 
 async def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow(chain("orders", "only"))
-    queries = QueryDocuments(slow, Slices(), clock_ms=slow.clock, cpu_ms=slow.clock)
+    queries = QueryDocuments(slow, TimeSlicer(), clock_ms=slow.clock, cpu_ms=slow.clock)
     for _ in range(10):
         await queries.pipelines()
     assert slow.asked == 1
@@ -195,7 +195,7 @@ async def test_pipelines_are_cut_to_the_rows_that_fit(shown: PipelineWorld):
     status = await get(shown, "/v1/status")
     for order, first in (("held", "orders"), ("name", "clicks")):
         out = StringIO()
-        Console(file=out, width=120).print(screen(status, order, 120, 4, (PIPELINES,)))
+        Console(file=out, width=120).print(draw_view(status, order, 120, 4, (PIPELINES,)))
         lines = out.getvalue().splitlines()
         assert len(lines) <= 4 + FRAME_LINES
         assert "3 of 3 pipelines" in lines[-1]

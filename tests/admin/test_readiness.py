@@ -12,7 +12,7 @@ from proxy.health import (
     SILENT,
     UNRESOLVED,
     Readiness,
-    judge,
+    assess_readiness,
 )
 
 NO_LOGIN = f"{REFUSED}: a wrong password"
@@ -27,7 +27,7 @@ def judged(
         silent_since_s=None if silent_s is None else NOW_S - silent_s,
         bootstrap=SimpleNamespace(resolver=SimpleNamespace(failing=lambda: unresolved)),
     )
-    return judge(brokers, NOW_S, writable=writable)
+    return assess_readiness(brokers, NOW_S, writable=writable)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,14 @@ from tokens import OPEN, bearer
 
 from proxy.admin.audit import RECORDED, REFUSAL_INTERVAL_S
 from proxy.admin.document_models import RowContext
-from proxy.admin.port.guard import AUTHOR, ONE_MEMBER, QUERIES_HEADER, SCOPE, AdminToken, Right
+from proxy.admin.port.guard import (
+    AUTHOR,
+    ONE_MEMBER,
+    QUERIES_HEADER,
+    SCOPE,
+    AccessRight,
+    AdminToken,
+)
 from proxy.admin.query_documents import progress_documents
 from proxy.progress.query import QuerySettings
 from proxy.progress.report import QueryScope
@@ -21,8 +28,8 @@ from proxy.progress.report import QueryScope
 TEAM_A = QueryScope(("team-a-*", "orders"))
 TOKENS = (
     *OPEN.tokens,
-    AdminToken("team-a", "team-a-text", (Right.REPORT,), TEAM_A),
-    AdminToken("most", "most-text", tuple(Right), TEAM_A),
+    AdminToken("team-a", "team-a-text", (AccessRight.REPORT,), TEAM_A),
+    AdminToken("most", "most-text", tuple(AccessRight), TEAM_A),
 )
 ACCESS = replace(OPEN, tokens=TOKENS)
 OTHERS = (

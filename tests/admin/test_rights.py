@@ -7,7 +7,7 @@ import pytest
 from admin_world import AdminWorld, running, serve
 from tokens import CLOSED, OPEN, TOKENS, bearer, password
 
-from proxy.admin.port.guard import OPEN_PATHS, AccessRules, AdminToken, Right
+from proxy.admin.port.guard import OPEN_PATHS, AccessRight, AccessRules, AdminToken
 
 ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"
@@ -51,8 +51,8 @@ async def test_every_path_asks_for_the_right_to_it(world: AdminWorld):
         for method, path in asked:
             if path in OPEN_PATHS:
                 continue
-            right = Right.READ if method in {"GET", "HEAD"} else Right.QUOTAS
-            right = Right.REPORT if path == REPORTS else right
+            right = AccessRight.READ if method in {"GET", "HEAD"} else AccessRight.QUOTAS
+            right = AccessRight.REPORT if path == REPORTS else right
             assert (await ask(method, path)).status == 401, (method, path)
             for token in TOKENS:
                 answer = await ask(method, path, headers=bearer(token.name))

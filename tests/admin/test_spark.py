@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parts.reports import uuid
 from spark_world import REPORTS, Job, SparkWorld
 
-from proxy.admin.pages import ListPage
+from proxy.admin.pages import PageRequest
 from proxy.admin.query_documents import (
     COST_FACTOR,
     MAX_QUERY_SUMMARIES,
@@ -24,7 +24,7 @@ from proxy.admin.query_documents import (
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 
 JSON = {"Content-Type": "application/json"}
 
@@ -301,7 +301,7 @@ class Slow:
 
 async def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow()
-    queries = QueryDocuments(slow, Slices(), clock_ms=slow.clock, cpu_ms=slow.clock)
+    queries = QueryDocuments(slow, TimeSlicer(), clock_ms=slow.clock, cpu_ms=slow.clock)
     await asyncio.gather(queries.documents(), queries.documents())
     for _ in range(10):
         await queries.documents()
@@ -315,7 +315,7 @@ async def test_what_is_dear_to_make_is_made_seldom():
 
 async def test_what_a_machine_pauses_for_is_no_cost():
     slow = Slow()
-    queries = QueryDocuments(slow, Slices(), clock_ms=slow.clock, cpu_ms=lambda: 7.0)
+    queries = QueryDocuments(slow, TimeSlicer(), clock_ms=slow.clock, cpu_ms=lambda: 7.0)
     for _ in range(3):
         await queries.documents()
     assert slow.asked == 3
@@ -341,7 +341,7 @@ def test_partitions_left_off_need_nobody_sooner(documents: list[dict[str, Any]],
         return (False, 0) if each is None else (bool(each["stuck_since"]), each["lag_records"] or 0)
 
     rows = list(partitions_of(documents))
-    shown = paged_partitions(ListPage(most), rows).rows()
+    shown = paged_partitions(PageRequest(most), rows).rows()
     assert len(shown) == min(most, len(rows))
     left = list(rows)
     for row in shown:

@@ -15,9 +15,9 @@ from proxy.cluster.upstream import RefusedError
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rule_registry import make_override
-from proxy.quota.rules import Budget, QuotaSettings, Rule, RuleTable, Share, mismatch
+from proxy.quota.rules import Budget, QuotaSettings, Rule, RuleTable, Share, mismatch_of_keys
 from proxy.quota.values import parse_size
-from proxy.usage.observed_usage import Observed
+from proxy.usage.observed_usage import ObservedUsage
 
 PATH = "/v1/suggestions"
 RUN = "92017897-daab-4d28-a2d5-5cc4133bee8f"
@@ -126,7 +126,7 @@ async def test_executors_get_one_bound_together(world: AdminWorld, ask: Ask, tmp
     (rule,) = configured(tmp_path, text).rules
     assert (rule.client_id_prefix, rule.scope) == ("consumer-spark-kafka-source-", "shared")
     other = EXECUTOR.replace("92017897", "00000000")
-    assert mismatch(rule.keys, ClientIdentity("l", None, other)) is None
+    assert mismatch_of_keys(rule.keys, ClientIdentity("l", None, other)) is None
 
 
 async def test_who_has_no_rule_comes_first(unruled: AdminWorld, ask_unruled: Ask, tmp_path: Path):
@@ -253,7 +253,7 @@ async def test_without_records_it_is_said_how_to_get_them(world: AdminWorld):
 
 
 async def test_records_that_cannot_be_read_are_said(world: AdminWorld):
-    async def refuse(since_s: float) -> Observed:
+    async def refuse(since_s: float) -> ObservedUsage:
         raise RefusedError(f"TOPIC_AUTHORIZATION_FAILED in {since_s:g} s", 29)
 
     async with serve(world.server(observe=refuse)) as ask:
@@ -263,8 +263,8 @@ async def test_records_that_cannot_be_read_are_said(world: AdminWorld):
 
 
 async def test_what_was_not_read_is_said(world: AdminWorld):
-    async def observe(_: float) -> Observed:
-        return Observed(10, is_cut=True, unread=3)
+    async def observe(_: float) -> ObservedUsage:
+        return ObservedUsage(10, is_cut=True, unread=3)
 
     async with serve(world.server(observe=observe)) as ask:
         text = (await ask("GET", PATH)).json["yaml"]

@@ -15,7 +15,7 @@ from tokens import CLOSED, OPEN, bearer, password
 from proxy.admin.peers.tier_routes import MAX_VISITS_BYTES, TIER_PATH
 from proxy.admin.port.guard import AccessRules
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import Debt
+from proxy.quota.manager import SensorDebt
 from proxy.state import Document, Record, StateError
 from proxy.tier.budget_exchanges import BudgetExchanges
 from proxy.tier.peer_client import (
@@ -34,7 +34,7 @@ from proxy.tier.visits import read_visit
 ROW = ["default", None, "etl", "10.0.0.9", "consumer_byte_rate", 1024.0]
 RECORD = Record.of("queries/etl", {"offset": 1}, 3)
 ETL = ClientIdentity("main", None, "etl")
-DEBT = Debt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 250.0)
+DEBT = SensorDebt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 250.0)
 HANDED = {"records": [[RECORD.key, RECORD.text, RECORD.version]], "owed": [DEBT.document()]}
 ASKED = [("GET", ALIVE_PATH, {}), ("POST", VISITS_PATH, {"visits": []})]
 ASKED += [("POST", RECORDS_PATH, {"records": [], "owed": []})]
@@ -50,7 +50,7 @@ class Owner(MemberTier):
         super().__init__(name, world or TierWorld([name]))
         self.has = True
         self.told: list[VisitRows] = []
-        self.kept: list[tuple[Sequence[Record], Sequence[Debt]]] = []
+        self.kept: list[tuple[Sequence[Record], Sequence[SensorDebt]]] = []
 
     def overview(self) -> Document:
         if not self.has:
@@ -70,7 +70,7 @@ class Owner(MemberTier):
             *(lambda: ([None] * SLOTS, frozenset()), lambda: keys),
         ).lease(document)
 
-    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
+    async def keep(self, records: Sequence[Record], debts: Sequence[SensorDebt]) -> None:
         if not self.has:
             raise StateError("near/0 has not all of these slots", "send it again")
         self.kept.append((records, debts))

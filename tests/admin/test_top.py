@@ -20,7 +20,7 @@ from traffic import play
 
 from proxy.admin.commands.asking_commands import run_top
 from proxy.admin.commands.operator_commands import AdminPortClient, AdminRefusal
-from proxy.admin.commands.top_tables import QUERIES, in_order, printable, rate_text, screen
+from proxy.admin.commands.top_tables import QUERIES, draw_view, printable, rate_text, sorted_clients
 
 PROGRAM = """
 import sys
@@ -259,7 +259,7 @@ async def test_queries_are_cut_to_the_rows_that_fit(order: str):
     async with serve(scene().server()) as ask:
         status = (await ask("GET", "/v1/status?by=client")).json
     out = StringIO()
-    Console(file=out, width=100).print(screen(status, order, 100, 2, (QUERIES,)))
+    Console(file=out, width=100).print(draw_view(status, order, 100, 2, (QUERIES,)))
     assert "2 of 5 Spark queries" in out.getvalue()
     assert ("clicks" in out.getvalue()) == (order == "held")
     assert (HOSTILE in out.getvalue()) == (order == "name")
@@ -276,7 +276,7 @@ async def test_hostile_client_ids_cannot_steer_the_terminal(world: AdminWorld):
     async with serve(world.server()) as ask:
         status = (await ask("GET", "/v1/status?by=client")).json
     out = StringIO()
-    Console(file=out, width=200).print(screen(status, "name", 200))
+    Console(file=out, width=200).print(draw_view(status, "name", 200))
     assert not set(out.getvalue()) & set("\x1b\x07\r\N{RIGHT-TO-LEFT OVERRIDE}")
     assert "[bold red]x[/]" in out.getvalue()
 
@@ -304,7 +304,7 @@ def test_orders():
     ]
     orders = {
         order: "".join(
-            each["entity"] + each["quota"] for one in in_order(quotas, order) for each in one
+            each["entity"] + each["quota"] for one in sorted_clients(quotas, order) for each in one
         )
         for order in ("held", "name", "rate")
     }

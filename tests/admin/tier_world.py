@@ -19,7 +19,7 @@ from proxy.admin.port.guard import AccessRules
 from proxy.admin.server import AdminServer
 from proxy.progress.report import QueryScope, Refusal, ReportRefused
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.manager import Debt
+from proxy.quota.manager import SensorDebt
 from proxy.state import Document, Record
 from proxy.tier.peer_client import PeerClient, Target
 
@@ -93,7 +93,7 @@ class MemberTier:
     def lease(self, document: Document) -> Sequence[Sequence[Any]]:
         raise ValueError(f"{document} is not for {self.name}")
 
-    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
+    async def keep(self, records: Sequence[Record], debts: Sequence[SensorDebt]) -> None:
         raise AssertionError(f"{records} and {debts} are not for {self.name}")
 
 

@@ -3,13 +3,13 @@
 from base64 import b64encode
 from dataclasses import replace
 
-from proxy.admin.port.guard import AccessRules, AdminToken, Right
+from proxy.admin.port.guard import AccessRight, AccessRules, AdminToken
 
 TOKENS = (
     AdminToken("ops", "ops-text"),
-    AdminToken("spark", "spark-text", (Right.REPORT,)),
-    AdminToken("desk", "desk-text", (Right.READ,)),
-    AdminToken("night", "night-text", (Right.QUOTAS,)),
+    AdminToken("spark", "spark-text", (AccessRight.REPORT,)),
+    AdminToken("desk", "desk-text", (AccessRight.READ,)),
+    AdminToken("night", "night-text", (AccessRight.QUOTAS,)),
 )
 OPEN = AccessRules(TOKENS, hosts=("proxy.example",))
 """Reading is open to all."""

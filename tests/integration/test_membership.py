@@ -40,7 +40,7 @@ from proxy.tier.group.group_member import (
     MembershipError,
 )
 from proxy.tier.group.slot_states import SlotStates
-from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses, SlotMap
+from proxy.tier.slot_map import SLOTS, AdvertisedListener, MemberAddresses, SlotMap
 
 PATIENCE_S = 30.0
 """More than a busy machine takes."""
@@ -98,7 +98,7 @@ class Machine:
         self.task = asyncio.create_task(self.member.run())
 
     def announce(self) -> Subscription:
-        ports = {"default": ListenerPorts(f"{self.name}.example", 9092, 9100, 9199)}
+        ports = {"default": AdvertisedListener(f"{self.name}.example", 9092, 9100, 9199)}
         url = f"http://{self.name}:8080"
         return Subscription(
             MemberAddresses(self.name, ports),

@@ -14,7 +14,7 @@ from support.tier import SETTLED_S, TierMachine, owner_of, tier_config, until_sh
 from test_tier_budgets import LONG_S, MOST, RATE, RECORD_BYTES, Reader, most_in, shares_of
 
 from examples.devkit.broker import EmbeddedBroker
-from proxy.quota.shares import Claim, divide
+from proxy.quota.shares import Claim, divide_fairly
 from proxy.tier.slot_map import SLOTS
 
 NAMES = ("a", "b", "c")
@@ -78,7 +78,7 @@ def test_clients_at_all_members_have_their_weights_and_guarantees(
 
     def have_their_shares(*names: str) -> bool:
         shares = shares_of(readers, LATELY_S)
-        due = divide(1.0, [CLAIMS[name] for name in names])
+        due = divide_fairly(1.0, [CLAIMS[name] for name in names])
         return all(
             abs(shares[name] / share - 1) < NEAR for name, share in zip(names, due, strict=True)
         )

@@ -21,7 +21,7 @@ from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.relay.intercept_queue import InterceptQueue
-from proxy.relay.interceptor import ClientSentOn
+from proxy.relay.interceptor import RedirectToOwner
 from proxy.state import MemoryStore
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
 from proxy.wire.frames import RequestHead
@@ -190,7 +190,7 @@ class MemberWorld(QuotaWorld):
         try:
             seen = client.request(*lookup_request(client_id, topic), now_ms)
             answer = seen.response(LOOKUP_VERSION, lookup_answer(end, topic), now_ms)
-        except ClientSentOn:
+        except RedirectToOwner:
             return None
         ((_, offset),) = read_list_offsets_response(LOOKUP_VERSION, answer).values()
         return offset

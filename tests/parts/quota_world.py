@@ -12,7 +12,7 @@ from metrics.exposition import PREFIX, FigureCollector
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import NS_PER_MS, Lease, Meter
+from proxy.quota.meter import NS_PER_MS, ByteLease, Meter
 from proxy.quota.meters import OF_SENSORS, Clock
 from proxy.quota.rules import QuotaSettings, Rule
 
@@ -59,7 +59,7 @@ class QuotaWorld(VirtualTime):
         return list(sensors_in_use(self.quotas, lambda: now_ms))
 
 
-def taken(lease: Lease, size: int, now_ms: float) -> bool:
+def taken(lease: ByteLease, size: int, now_ms: float) -> bool:
     """Take so much of a lease, as the lane does; return whether there is enough."""
     left, _, until_ns = lease.cells
     if left < size or now_ms * NS_PER_MS >= until_ns:

@@ -6,7 +6,7 @@ from typing import Self
 
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.steering import Owner, Visit
-from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses, SlotMap, slot_of
+from proxy.tier.slot_map import SLOTS, AdvertisedListener, MemberAddresses, SlotMap, slot_of
 
 
 def slot_of_client(identity: ClientIdentity) -> int:
@@ -63,5 +63,5 @@ def member_at(
 ) -> MemberAddresses:
     """A member with one listener on the local host."""
     return MemberAddresses(
-        name, {listener: ListenerPorts("127.0.0.1", bootstrap_port, ports=ports)}
+        name, {listener: AdvertisedListener("127.0.0.1", bootstrap_port, ports=ports)}
     )

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from relaylab.lab import left_open, no_free_descriptor, open_files, silent_server, turns
 
-from proxy.cluster.dial import by_turns, reach, secure, upstream_context
+from proxy.cluster.dial import connect_to_first, interleave_families, secure, upstream_context
 from proxy.cluster.resolver import Resolver
 from proxy.cluster.upstream import UpstreamError
 
@@ -19,7 +19,7 @@ NEVER_S = 600.0
 
 
 async def connect(host: str, port: int, *, tls=None, timeout_s: float) -> socket.socket:
-    server, sock = await reach([(host, port)], timeout_s, Resolver())
+    server, sock = await connect_to_first([(host, port)], timeout_s, Resolver())
     return await secure(sock, server, tls, timeout_s)
 
 
@@ -53,7 +53,7 @@ async def test_no_descriptor_is_left():
         port = server.getsockname()[1]
         await asyncio.get_running_loop().getaddrinfo(HOST, port)  # opens what the loop wants for it
         with no_free_descriptor(), pytest.raises(UpstreamError) as failure:
-            await reach([(HOST, port)], ENOUGH_S, Resolver())
+            await connect_to_first([(HOST, port)], ENOUGH_S, Resolver())
     assert failure.value.reason == "local"
 
 
@@ -101,7 +101,7 @@ async def test_the_next_server_is_tried_at_once(first):
         good = server.getsockname()
         files = open_files()
         async with asyncio.timeout(ENOUGH_S):
-            reached, sock = await reach(
+            reached, sock = await connect_to_first(
                 [REFUSING if first == "refuses" else silent, good], NEVER_S, Resolver()
             )
         with sock:
@@ -116,7 +116,7 @@ async def test_the_next_address_of_a_name_is_tried_at_once(monkeypatch):
         name_means(monkeypatch, silent, silent, good)
         files = open_files()
         async with asyncio.timeout(ENOUGH_S):
-            reached, sock = await reach([("broker", 9092)], NEVER_S, Resolver())
+            reached, sock = await connect_to_first([("broker", 9092)], NEVER_S, Resolver())
         with sock:
             assert reached == ("broker", 9092)
             assert sock.getpeername() == good
@@ -133,13 +133,13 @@ async def test_a_name_server_that_does_not_answer(monkeypatch):
     with socket.create_server((HOST, 0)) as server:
         monkeypatch.undo()
         name_means(monkeypatch, server.getsockname())
-        _, sock = await reach([("broker", 9092)], ENOUGH_S, Resolver())
+        _, sock = await connect_to_first([("broker", 9092)], ENOUGH_S, Resolver())
         sock.close()
 
 
 def test_address_families_take_turns():
     addresses = [(6, "a"), (6, "b"), (6, "c"), (4, "d"), (4, "e")]
-    assert [name for _, name in by_turns(addresses)] == ["a", "d", "b", "e", "c"]
+    assert [name for _, name in interleave_families(addresses)] == ["a", "d", "b", "e", "c"]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ async def test_cancelled_at_any_moment(monkeypatch, after):
             servers.append(server.getsockname())
         name_means(monkeypatch, *servers)
         files = open_files()
-        task = asyncio.create_task(reach([("one", 1), ("two", 2)], NEVER_S, Resolver()))
+        task = asyncio.create_task(connect_to_first([("one", 1), ("two", 2)], NEVER_S, Resolver()))
         await turns(after)
         if task.cancel():
             with pytest.raises(asyncio.CancelledError):

@@ -8,7 +8,7 @@ from relaylab.busy_round import BusyRound
 from relaylab.lab import LOCALHOST, open_lab, turns, until
 
 from metrics.clock import clock_ms
-from proxy.relay.paced_steps import BURST_MS, SHARE, LoginPace
+from proxy.relay.paced_steps import BURST_MS, SHARE, LoginCpuLimit
 from proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from proxy.wire.sasl import MAX_BEARER_BYTES, MAX_READ_BYTES, MAX_UNREAD_BYTES
 
@@ -119,7 +119,7 @@ async def test_logins_of_an_address_that_took_much_wait(monkeypatch, goes):
 
 def test_each_address_pays_for_its_own_logins(monkeypatch):
     monkeypatch.setattr("proxy.relay.paced_steps.MAX_ADDRESSES", 2)
-    pace = LoginPace()
+    pace = LoginCpuLimit()
     for _ in range(100):
         pace.took("a", BURST_MS / 50, 0.0)
     pace.took("b", BURST_MS, 0.0)

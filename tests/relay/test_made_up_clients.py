@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from metrics import BoundedLabels
 from metrics.clock import clock_ms
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.gate import FetchSizes, Waiter
+from proxy.quota.gate import FetchSizes, GateWaiter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.rules import Rule
 from proxy.relay.clients import ClientRegistry
@@ -93,7 +93,7 @@ def test_what_waited_at_the_gate_and_exceeded_nothing_goes_as_well():
     proxy = Proxy(Rule(client_id=DEFAULT, bounds={consumer: 1000.0}))
     quotas = proxy.client_quotas("made-up-1")
     _, under_way = quotas.grant(1 << 20, FetchSizes(), proxy.now_ms, holds=True)
-    waiter = Waiter(lambda _: None)
+    waiter = GateWaiter(lambda _: None)
     assert not quotas.admit(consumer, waiter, None, proxy.now_ms)
     under_way.cancel()
     waited = ThrottleTime(proxy.now_ms, 100, consumer, waiter.entity)

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerSettings
-from proxy.relay.ports import ListenerError, SharedPorts, any_address_has_port
+from proxy.relay.ports import ListenerError, SharedPorts, has_address
 from proxy.relay.take_over import TAKE_OVER_SCHEMA, OldProcess, Predecessor, TakeOverError
 
 HOST = "127.0.0.1"
@@ -118,8 +118,8 @@ async def test_only_the_ports_of_the_predecessor_are_shared():
     ],
 )
 def test_a_port_is_shared_where_addresses_meet(host, other, shared):
-    assert any_address_has_port({(other, 9092)}, (host, 9092)) is shared
-    assert any_address_has_port({(other, 9092)}, (host, 9093)) is False
+    assert has_address({(other, 9092)}, (host, 9092)) is shared
+    assert has_address({(other, 9092)}, (host, 9093)) is False
 
 
 class ProxyInSteps:

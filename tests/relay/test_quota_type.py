@@ -20,7 +20,7 @@ STEPS = {
         "        from proxy.quota.entities import QuotaKind\n"
         "        quota = QuotaKind.ANSWER_BYTE_RATE\n"
         "        answered = kind.session.charge(quota, frame_bytes, now_ms)\n"
-        "        charge = longest((charge, answered))\n",
+        "        charge = longest_throttle((charge, answered))\n",
     ),
 }
 """Behind which line of a file which ones are added: bytes of all responses are bounded."""

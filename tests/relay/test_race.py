@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from relaylab.lab import LIMIT_S, turns
 
-from proxy.cluster.dial import first_of
+from proxy.cluster.dial import first_success
 
 
 class Track:
@@ -35,7 +35,7 @@ class Track:
 
     async def race(self, *attempts: Callable) -> str:
         async with asyncio.timeout(LIMIT_S):
-            return await first_of(attempts, self.discarded.append, OSError)
+            return await first_success(attempts, self.discarded.append, OSError)
 
 
 async def test_the_first_one_wins_and_nothing_else_is_started():

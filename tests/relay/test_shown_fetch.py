@@ -17,7 +17,7 @@ from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.requests import MAX_SEEN_ASK_BYTES
 from proxy.wire.apis import FETCH
 from proxy.wire.fetch import read_fetch_request
-from proxy.wire.layout import MAX_ELEMENTS, write_uvarint
+from proxy.wire.layout import MAX_ELEMENTS, encode_uvarint
 
 PATHS = ["splice", "copy"]
 NODES = {1: ("broker.internal", 9092)}
@@ -111,7 +111,7 @@ def test_all_of_it_once_before_the_next_one(path, version, records, nodes, cuts,
 async def test_a_response_that_breaks_the_rules_on_its_way(path):
     """What was sent on by then the client has got; it is shown nothing that is not sure."""
     sent, _ = frames.fetch_partitions(1, [bytes(RECORDS_BYTES)] * 20, {}, 15)
-    size, longer = write_uvarint(RECORDS_BYTES + 1), write_uvarint((1 << 21) - 1)
+    size, longer = encode_uvarint(RECORDS_BYTES + 1), encode_uvarint((1 << 21) - 1)
     assert len(size) == len(longer)
     start, last, rest = sent.rpartition(size)
     assert last
@@ -222,7 +222,7 @@ async def test_a_request_for_more_partitions_than_are_kept_is_not_read(more, is_
 
 async def test_a_request_for_more_topics_than_are_read_at_once_passes_unread():
     """Three bytes are enough for one without partitions."""
-    topics = write_uvarint(MAX_ELEMENTS + 2) + b"\1\1\0" * (MAX_ELEMENTS + 1)
+    topics = encode_uvarint(MAX_ELEMENTS + 2) + b"\1\1\0" * (MAX_ELEMENTS + 1)
     request = frames.request(FETCH, BY_NAME, 2, bytes(25) + topics + b"\1\1\0")
 
     class Reading(ShowingInterceptor):

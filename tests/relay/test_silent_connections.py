@@ -12,7 +12,7 @@ from relaylab import frames
 from relaylab.lab import LISTENER, LOCALHOST, open_lab, turns, until
 
 from proxy.relay.connection import FIRST_REQUEST_S
-from proxy.relay.listener import Listener, ListenerSettings, Origin
+from proxy.relay.listener import ClientOrigin, Listener, ListenerSettings
 from proxy.relay.services import Limits
 from proxy.relay.silent_connections import SilentConnection, SilentConnections
 
@@ -23,7 +23,7 @@ PATIENT_S = 600.0
 
 def silent_of(address: str) -> SilentConnection:
     listener = Listener(SETTINGS, None, None, None)
-    return SilentConnection(Origin(listener, address, None), lambda: None, None)
+    return SilentConnection(ClientOrigin(listener, address, None), lambda: None, None)
 
 
 async def served(lab):

@@ -24,7 +24,7 @@ from relaylab.lab import (
 
 from proxy.quota.entities import QuotaKind
 from proxy.relay import connection
-from proxy.relay.interceptor import ClientSentOn
+from proxy.relay.interceptor import RedirectToOwner
 from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
 from proxy.wire.apis import LIST_OFFSETS
 from proxy.wire.rewrite import FALLBACK_NODE_ID
@@ -172,7 +172,7 @@ class SendingOn(AllShown):
         return api_key == LIST_OFFSETS
 
     def request(self, _head, _frame, _now_ms):
-        raise ClientSentOn
+        raise RedirectToOwner
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])

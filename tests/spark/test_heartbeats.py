@@ -241,7 +241,7 @@ def test_an_odd_answer_is_no_fault(
     ],
 )
 def test_triggers(text: str, expected: object) -> None:
-    assert quota_listener.read_trigger(text) == expected
+    assert quota_listener.parse_trigger(text) == expected
 
 
 @pytest.mark.parametrize(

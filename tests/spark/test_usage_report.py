@@ -13,7 +13,7 @@ from metered.messages import FIRST, as_messages, end_ms, record
 from pyspark.sql import SparkSession
 
 from proxy.spark.usage.command_line import UsageInputError
-from proxy.spark.usage.record_frames import StoredCounts, append_messages
+from proxy.spark.usage.record_frames import StoredCounts, store_records
 from proxy.spark.usage.teams import parse_teams, read_teams
 from proxy.spark.usage.usage_figures import DaySpan
 from proxy.spark.usage.usage_report import write_report
@@ -56,7 +56,7 @@ def report(spark: SparkSession, tmp_path: Path) -> Callable[..., Reported]:
     ) -> Reported:
         folder, out = str(tmp_path / "parquet"), tmp_path / "out"
         out.mkdir(exist_ok=True)
-        append_messages(as_messages(spark, values), folder)
+        store_records(as_messages(spark, values), folder)
         given = None if teams is None else parse_teams(teams, "teams.yaml")
         return Reported(out, write_report(spark, folder, span, out, given, rules)[1])
 
@@ -226,7 +226,7 @@ def test_what_is_doubtful_is_said(report: Callable[..., Reported], spark: SparkS
 def test_days_that_cannot_be_have_no_folders(spark: SparkSession, tmp_path: Path) -> None:
     values = [record(0), *(record(1, day=far) for far in (-20_000, -1000, 400_000))]
     for _ in range(2):
-        append_messages(as_messages(spark, values), str(tmp_path))
+        store_records(as_messages(spark, values), str(tmp_path))
     folders = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/day=*")}
     assert folders == {f"usage/day={FIRST}", "rejected/day=2026-01-01"}
     assert spark.read.parquet(str(tmp_path / "rejected")).count() == 3
@@ -235,10 +235,10 @@ def test_days_that_cannot_be_have_no_folders(spark: SparkSession, tmp_path: Path
 def test_doubles_are_left_out_now_and_later(spark: SparkSession, tmp_path: Path) -> None:
     values = [record(number, day=number % 3) for number in range(30)]
     folder = str(tmp_path)
-    assert append_messages(
+    assert store_records(
         as_messages(spark, [*values[:20], *values[:5], b"x"]), folder
     ) == StoredCounts(20, 5, 1)
-    assert append_messages(as_messages(spark, [b"x", *values[10:], values[29]]), folder)[:2] == (
+    assert store_records(as_messages(spark, [b"x", *values[10:], values[29]]), folder)[:2] == (
         10,
         11,
     )
@@ -286,7 +286,7 @@ def test_a_topic_that_is_not_ours_is_told_from_one_without_records(
 ) -> None:
     with pytest.raises(UsageInputError, match="all 2 messages of topic 'usage' were rejected"):
         report([b"hello", b"{}"])
-    append_messages(as_messages(spark, [record(0)]), str(tmp_path / "parquet"))
+    store_records(as_messages(spark, [record(0)]), str(tmp_path / "parquet"))
     with pytest.raises(UsageInputError, match="fix: choose days from 2026-10-01 to 2026-10-01"):
         report([], span=DaySpan(WEEKS.last, WEEKS.last))
 

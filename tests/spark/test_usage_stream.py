@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from examples.devkit.broker import EmbeddedBroker
 from proxy.spark.usage import usage_stream
 from proxy.spark.usage.command_line import UsageInputError
-from proxy.spark.usage.usage_stream import SoleWriter, usage_query
+from proxy.spark.usage.usage_stream import WriterLock, usage_query
 
 pytestmark = pytest.mark.slow
 
@@ -81,11 +81,11 @@ def test_who_was_taken_for_dead_stores_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(usage_stream, "DEAD_AFTER_S", 0.1)
-    monkeypatch.setattr(SoleWriter, "keep", lambda *_: None)  # this driver hangs
+    monkeypatch.setattr(WriterLock, "keep", lambda *_: None)  # this driver hangs
     name, out = topic(PARTITIONS), str(tmp_path / "usage")
     options = {"kafka.bootstrap.servers": kafka.bootstrap}
     query = usage_query(spark, options, out, name, {"processingTime": "0 seconds"})
-    SoleWriter(spark, out).take()
+    WriterLock(spark, out).take()
     write(kafka.bootstrap, name, range(PARTITIONS))
     with pytest.raises(StreamingQueryException, match="another query writes to it now"):
         query.awaitTermination(COPY_S)

@@ -34,7 +34,7 @@ from proxy.pipeline.graph import (
     PipelineSettings,
     SourceSettings,
     StageSettings,
-    find_conflicts,
+    find_shared_members,
 )
 from proxy.quota.fields import keys_of_section
 from proxy.quota.values import (
@@ -815,7 +815,7 @@ def test_pipelines_are_sound_or_refused(
     assert len(set(problems)) == len(problems)
     assert all(problem.key.startswith("pipelines") for problem in problems)
     assert all(PipelineGraph(pipeline).order for pipeline in loaded)
-    assert list(find_conflicts(loaded)) == []
+    assert list(find_shared_members(loaded)) == []
     assert len({pipeline.name for pipeline in loaded}) == len(loaded)
 
 

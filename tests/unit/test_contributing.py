@@ -25,7 +25,7 @@ from proxy.admin.rule_documents import BUDGET_RULE, PAUSE, RULE
 from proxy.admin.suggestions import SUGGESTION
 from proxy.backpressure.backpressure import OF_BOUNDS
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES
-from proxy.progress.events import EventKind
+from proxy.progress.events import ProgressEventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.meters import OF_SENSORS
@@ -66,7 +66,7 @@ def _progress() -> ProgressCollector:
         driver.document("progress", batch=batch),
     ):
         accepted = run_steps(queries.accepting(parsed(report), 0.0, 0.0))
-    accepted.query.advise(EventKind.INTERVAL, "another one", 0.0)
+    accepted.query.advise(ProgressEventKind.INTERVAL, "another one", 0.0)
     learn_end(queries, "orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)
 

@@ -9,7 +9,7 @@ from parts.quota_world import QuotaWorld
 from proxy import debt_records
 from proxy.debt_records import DEBT_PARTS, DEBTS, LEAST_KEPT_MS, DebtStore
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import Debt
+from proxy.quota.manager import SensorDebt
 from proxy.quota.rules import Rule
 from proxy.state import MemoryStore, Record
 
@@ -61,8 +61,10 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     return Clocks(monkeypatch)
 
 
-def debt(name: str, owed_ms: float, held_ms: float = 0.0) -> Debt:
-    return Debt(ClientIdentity("main", None, name), f"client-id={name}", KIND, owed_ms, held_ms)
+def debt(name: str, owed_ms: float, held_ms: float = 0.0) -> SensorDebt:
+    return SensorDebt(
+        ClientIdentity("main", None, name), f"client-id={name}", KIND, owed_ms, held_ms
+    )
 
 
 def test_what_was_owed_is_owed_less_the_time(clocks: Clocks) -> None:
@@ -145,7 +147,7 @@ def test_debts_that_nobody_has_come_for_are_kept_on() -> None:
     quotas.take_debts([debt("a", 40_000.0, 30_000.0)], world.now_ms)
     world.pass_ms(1000.0)
 
-    def owed() -> list[Debt]:
+    def owed() -> list[SensorDebt]:
         walk = quotas.owing(lambda _: True, lambda: world.now_ms, LEAST_KEPT_MS)
         return [each for each in walk if each is not None]
 

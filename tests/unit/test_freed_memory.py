@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxy.garbage import KEPT_BYTES, FreedMemory
+from proxy.garbage import KEPT_BYTES, MemoryTrimmer
 
 LITTLE_BYTES = KEPT_BYTES // 4
 
@@ -51,7 +51,7 @@ def heap():
 
 @pytest.fixture
 def memory(heap):
-    return FreedMemory(heap)
+    return MemoryTrimmer(heap)
 
 
 def trims_after(heap, memory, changes):
@@ -85,7 +85,7 @@ def test_what_has_left_the_heap_counts_no_more(heap, memory):
 
 
 def test_another_c_library_is_left_alone():
-    FreedMemory(object()).give_back()
+    MemoryTrimmer(object()).give_back()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
@@ -94,7 +94,7 @@ def test_glibc_says_what_is_free_and_gives_it_back():
     if not hasattr(library, "mallinfo2"):
         pytest.skip("musl, or glibc before 2.33")
     heap = Glibc(library)
-    memory = FreedMemory(heap)
+    memory = MemoryTrimmer(heap)
     blocks = [bytearray(LITTLE_BYTES // 256) for _ in range(256 * 16)]
     memory.give_back()  # what others had freed before is in use now
     before_bytes, before = heap.free_bytes, heap.trims

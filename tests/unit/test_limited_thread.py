@@ -6,14 +6,14 @@ from contextlib import suppress
 
 import pytest
 
-from proxy.config.reload import LimitedThread
+from proxy.config.reload import TimeLimitedThread
 
 LONG_S = 30.0
 SHORT_S = 0.01
 
 
 async def test_what_a_call_returns_or_raises():
-    thread = LimitedThread()
+    thread = TimeLimitedThread()
     assert await thread.call(lambda: 7, LONG_S) == 7
     with pytest.raises(ZeroDivisionError):
         await thread.call(lambda: 1 // 0, LONG_S)
@@ -22,7 +22,7 @@ async def test_what_a_call_returns_or_raises():
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_call_that_hangs_is_given_up_and_no_other_begun(fails):
-    thread, goes_on, begun = LimitedThread(), threading.Event(), []
+    thread, goes_on, begun = TimeLimitedThread(), threading.Event(), []
 
     def hang() -> None:
         begun.append("hang")
@@ -44,7 +44,7 @@ async def test_a_call_that_hangs_is_given_up_and_no_other_begun(fails):
 
 
 async def test_a_call_without_room_for_a_thread_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    thread = LimitedThread()
+    thread = TimeLimitedThread()
     with monkeypatch.context() as full:
         full.setattr(threading, "_start_new_thread", refuse)
         with pytest.raises(TimeoutError):
@@ -57,5 +57,5 @@ def refuse(*_):
 
 
 async def test_its_thread_keeps_no_process_from_its_end():
-    thread = LimitedThread()
+    thread = TimeLimitedThread()
     assert await thread.call(lambda: threading.current_thread().daemon, LONG_S)

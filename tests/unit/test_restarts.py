@@ -6,12 +6,12 @@ from proxy.launcher.worker import (
     LOOP_WINDOW_S,
     MAX_DELAY_S,
     SETTLED_S,
-    Restarts,
+    RestartPolicy,
 )
 
 
 def test_the_first_restart_comes_at_once_and_later_ones_wait_longer():
-    restarts = Restarts()
+    restarts = RestartPolicy()
     restarts.started_s = 0.0
     delays = [restarts.crashed(now_s) for now_s in range(1, 12)]
     assert delays[:4] == [0.0, FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
@@ -21,7 +21,7 @@ def test_the_first_restart_comes_at_once_and_later_ones_wait_longer():
 
 
 def test_one_that_has_lived_for_a_while_is_started_at_once_again():
-    restarts = Restarts()
+    restarts = RestartPolicy()
     restarts.crashed(0.0)
     restarts.crashed(1.0)
     restarts.started_s = 2.0
@@ -29,7 +29,7 @@ def test_one_that_has_lived_for_a_while_is_started_at_once_again():
 
 
 def test_a_crash_loop_begins_and_ends():
-    restarts = Restarts()
+    restarts = RestartPolicy()
     for now_s in range(LOOP_CRASHES):
         restarts.crashed(now_s)
     assert not restarts.is_looping
@@ -46,7 +46,7 @@ def test_a_crash_loop_begins_and_ends():
 
 
 def test_rare_crashes_are_no_loop():
-    restarts = Restarts()
+    restarts = RestartPolicy()
     for number in range(4 * LOOP_CRASHES):
         assert restarts.crashed(number * LOOP_WINDOW_S) >= 0
     assert not restarts.is_looping

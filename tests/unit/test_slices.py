@@ -3,13 +3,13 @@
 import asyncio
 from itertools import pairwise
 
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 
 
 async def test_nothing_is_lost_and_the_order_is_kept():
     for slice_s in (0.0, 60.0):
-        assert await Slices(slice_s).collect(iter(range(1000))) == list(range(1000))
-    assert await Slices().collect(()) == []
+        assert await TimeSlicer(slice_s).collect(iter(range(1000))) == list(range(1000))
+    assert await TimeSlicer().collect(()) == []
 
 
 async def test_others_have_a_round_between_two_slices():
@@ -22,13 +22,13 @@ async def test_others_have_a_round_between_two_slices():
             await asyncio.sleep(0)
 
     task = asyncio.create_task(go_round())
-    seen = await Slices(0.0).collect(rounds for _ in range(100))
+    seen = await TimeSlicer(0.0).collect(rounds for _ in range(100))
     task.cancel()
     assert all(after > before for before, after in pairwise(seen[1:]))
 
 
 async def test_walks_take_turns_and_only_one_is_on_in_a_round():
-    slices, taken = Slices(0.0), []
+    slices, taken = TimeSlicer(0.0), []
 
     def walk(name):
         for _ in range(20):
@@ -40,7 +40,7 @@ async def test_walks_take_turns_and_only_one_is_on_in_a_round():
 
 
 async def test_a_walk_that_fails_or_is_cancelled_lets_the_others_go_on():
-    slices = Slices(0.0)
+    slices = TimeSlicer(0.0)
 
     def broken():
         yield 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.wire.apis import APIS, plan_of, schema_of
+from proxy.wire.apis import APIS, message_schema, plan_of
 
 HOST_MARKER = "real-broker"
 UNKNOWN_TAGS = (77, 5000)
@@ -51,7 +51,7 @@ class Filler:
 
     def body(self, message: Any, version: int) -> bytes:
         flexible = message.flexible_version_q(version)
-        return self._struct(schema_of(message), version, flexible)
+        return self._struct(message_schema(message), version, flexible)
 
     def _struct(
         self, schema: Any, version: int, flexible: bool, *, nested_tag: bool = False

@@ -39,7 +39,9 @@ def names_port(schema, version):
 
 def test_every_response_that_names_a_port_is_rewritten_and_that_of_api_versions():
     for key, version in EVERY_VERSION:
-        carries = names_port(apis.schema_of(APIS[key].response), version) or key == API_VERSIONS
+        carries = (
+            names_port(apis.message_schema(APIS[key].response), version) or key == API_VERSIONS
+        )
         handled = apis.plan_of(key, version).handling in (Handling.REWRITE, Handling.WALK)
         assert carries == handled or key in CONTROLLERS_ONLY, (key, version)
 
@@ -116,14 +118,14 @@ SAFE = {
 @pytest.mark.parametrize("name", SAFE)
 def test_max_safe_version(name):
     api_key, expected = SAFE[name]
-    assert apis.max_safe_version(api_key) == expected
-    assert apis.max_safe_version(api_key, passes_unknown=True) == expected
+    assert apis.last_offered_version(api_key) == expected
+    assert apis.last_offered_version(api_key, passes_unknown=True) == expected
 
 
 @pytest.mark.parametrize("api_key", [-1, 58, 999])
 def test_an_unknown_api_has_no_safe_version_unless_it_passes(api_key):
-    assert apis.max_safe_version(api_key) == -1
-    assert apis.max_safe_version(api_key, passes_unknown=True) is None
+    assert apis.last_offered_version(api_key) == -1
+    assert apis.last_offered_version(api_key, passes_unknown=True) is None
 
 
 def test_what_was_reviewed_has_no_schema_and_what_has_one_no_other_version():
@@ -166,7 +168,7 @@ def test_throttle_offset_is_where_the_codec_reads_it(filler):
     for key, version in EVERY_VERSION:
         offset = apis.plan_of(key, version).throttle_offset
         names = [
-            field.name for field in apis.schema_of(APIS[key].response).untagged_fields(version)
+            field.name for field in apis.message_schema(APIS[key].response).untagged_fields(version)
         ]
         assert (offset > 0) == (names[:1] == ["throttle_time_ms"])
         if not offset:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch import FetchRequestContent, read_fetch_request
 from proxy.wire.frames import MalformedFrame
-from proxy.wire.layout import MAX_ELEMENTS, MAX_TAGS, TooManyElements, write_uvarint
+from proxy.wire.layout import MAX_ELEMENTS, MAX_TAGS, TooManyElements, encode_uvarint
 
 REQUEST = APIS[FETCH].request
 VERSIONS = range(REQUEST.max_version + 1)
@@ -205,14 +205,14 @@ def test_malformed(name):
 EMPTY_TOPIC = b"\2t\1\0"
 TAG = b"\1\0"
 CROWDED = {
-    "null partitions": write_uvarint(MAX_ELEMENTS + 2) + b"\2t\0\0" * (MAX_ELEMENTS + 1),
-    "topics": write_uvarint(MAX_ELEMENTS + 2) + EMPTY_TOPIC * (MAX_ELEMENTS + 1),
-    "partitions": b"\2\2t" + write_uvarint(MAX_ELEMENTS + 1) + bytes(33 * MAX_ELEMENTS) + b"\0",
+    "null partitions": encode_uvarint(MAX_ELEMENTS + 2) + b"\2t\0\0" * (MAX_ELEMENTS + 1),
+    "topics": encode_uvarint(MAX_ELEMENTS + 2) + EMPTY_TOPIC * (MAX_ELEMENTS + 1),
+    "partitions": b"\2\2t" + encode_uvarint(MAX_ELEMENTS + 1) + bytes(33 * MAX_ELEMENTS) + b"\0",
     "tags of partitions": b"\2\2t"
-    + write_uvarint(MAX_ELEMENTS // MAX_TAGS + 1)
+    + encode_uvarint(MAX_ELEMENTS // MAX_TAGS + 1)
     + (bytes(32) + bytes([MAX_TAGS]) + TAG * MAX_TAGS) * (MAX_ELEMENTS // MAX_TAGS)
     + b"\0",
-    "tags of topics": write_uvarint(MAX_ELEMENTS // MAX_TAGS + 1)
+    "tags of topics": encode_uvarint(MAX_ELEMENTS // MAX_TAGS + 1)
     + (b"\2t\1" + bytes([MAX_TAGS]) + TAG * MAX_TAGS) * (MAX_ELEMENTS // MAX_TAGS),
 }
 """Each has a little more than is read at once, in few bytes."""

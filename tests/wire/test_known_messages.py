@@ -15,7 +15,7 @@ from proxy.wire.frames import MalformedFrame, MalformedResponse
 from proxy.wire.layout import (
     MAX_KNOWN,
     MAX_KNOWN_MESSAGE_BYTES,
-    KnownMessages,
+    MessageShapeCache,
     PartitionFields,
     TooManyElements,
 )
@@ -288,7 +288,7 @@ FIELDS = Struct(">i")
 
 def known_of(messages):
     """What knows messages that have nothing behind the fields."""
-    known = KnownMessages(FIELDS)
+    known = MessageShapeCache(FIELDS)
     for message in messages:
         place = len(message) - FIELDS.size
         known.add(message, 0, ("topic", place, FIELDS.unpack_from(message, place)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, LIST_OFFSETS
 from proxy.wire.frames import MalformedFrame, MalformedResponse
-from proxy.wire.layout import MAX_ELEMENTS, TooManyElements, write_uvarint
+from proxy.wire.layout import MAX_ELEMENTS, TooManyElements, encode_uvarint
 from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,
@@ -209,6 +209,6 @@ def test_a_frame_that_is_cut_off_is_refused(version):
 
 
 def test_of_more_topics_than_are_read_at_once_none_are():
-    topics = write_uvarint(MAX_ELEMENTS + 2) + b"\2t\1\0" * (MAX_ELEMENTS + 1)
+    topics = encode_uvarint(MAX_ELEMENTS + 2) + b"\2t\1\0" * (MAX_ELEMENTS + 1)
     with pytest.raises(TooManyElements):
         read_list_offsets_request(6, b"\xff\xff\xff\xff\0" + topics + b"\0")

@@ -13,7 +13,7 @@ from proxy.wire.apis import APIS, PRODUCE
 from proxy.wire.frames import MalformedFrame, MalformedResponse
 from proxy.wire.layout import MAX_ELEMENTS, MAX_TOPIC_BYTES, STEP_ELEMENTS
 from proxy.wire.produce import (
-    AppendedPartition,
+    PartitionResponse,
     ProducedPartition,
     read_produce_request,
     read_produce_response,
@@ -193,7 +193,7 @@ def test_a_response_is_read_as_it_was_written(version, data):
     wanted = data.draw(topics(version, st.tuples(st.integers(-1, 130), INT64)))
     read = read_produce_response(version, response_frame(version, wanted))
     assert read == tuple(
-        AppendedPartition(key_of(topic), index, *values)
+        PartitionResponse(key_of(topic), index, *values)
         for topic, partitions in wanted.items()
         for index, values in partitions.items()
     )
@@ -222,7 +222,7 @@ def test_unknown_tags_and_nulls_are_walked_over(filler, version):
         frame = tagged.response(PRODUCE, version)
         oracle = API.response.decode(frame[4:], version=version, header=True)
         assert read_produce_response(version, frame) == tuple(
-            AppendedPartition(
+            PartitionResponse(
                 each.topic_id.bytes if version >= FIRST_WITH_IDS else each.name,
                 part.index,
                 part.error_code,
@@ -274,4 +274,4 @@ def test_what_is_cut_off_is_refused(version):
         with contextlib.suppress(MalformedResponse):
             read = read_produce_response(version, frame[:end])
             assert end >= len(frame) - 5, read
-            assert read == (AppendedPartition(key_of(topic), 1, 0, 5),)
+            assert read == (PartitionResponse(key_of(topic), 1, 0, 5),)

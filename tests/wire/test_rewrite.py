@@ -17,17 +17,17 @@ from proxy.wire.apis import (
     FIND_COORDINATOR,
     METADATA,
     PRODUCE,
-    max_safe_version,
+    last_offered_version,
+    message_schema,
     plan_of,
-    schema_of,
 )
-from proxy.wire.frames import MalformedResponse, check_whole
+from proxy.wire.frames import MalformedResponse, check_frame_length
 from proxy.wire.layout import STEP_ELEMENTS, run_steps
 from proxy.wire.rewrite import (
     FALLBACK_NODE_ID,
     brokers_end,
     raise_throttle_time,
-    rewriting,
+    rewrite_steps,
     set_throttle_time,
     without_addresses,
     without_broker_data,
@@ -52,8 +52,8 @@ NO_CONTROLLERS = {"endpoint_type": 1}
 
 def rewrite_response(api_key, version, frame, advertise, **settings):
     """Take all steps with a frame that is whole."""
-    check_whole(frame)
-    return run_steps(rewriting(api_key, version, frame, advertise, **settings))
+    check_frame_length(frame)
+    return run_steps(rewrite_steps(api_key, version, frame, advertise, **settings))
 
 
 def same(_node, host, port):
@@ -348,7 +348,7 @@ def test_no_api_above_its_safe_version_survives(filler):
             frame = filler(seed, values=values).response(API_VERSIONS, 4)
             after = decode(API_VERSIONS, 4, rewrite_response(API_VERSIONS, 4, frame, tell_none))
             for entry in after["api_keys"]:
-                assert entry["max_version"] <= max_safe_version(key)
+                assert entry["max_version"] <= last_offered_version(key)
 
 
 def test_throttle_time_is_raised_wherever_the_codec_reads_it(filler):
@@ -358,7 +358,7 @@ def test_throttle_time_is_raised_wherever_the_codec_reads_it(filler):
         for version in range(api.max_version + 1):
             values = {"throttle_time_ms": 250, "error_code": 0}
             frame = filler(version, unknown_tags=True, values=values).response(key, version)
-            fields = {field.name for field in schema_of(api.response).untagged_fields(version)}
+            fields = {field.name for field in message_schema(api.response).untagged_fields(version)}
             after = set_throttle_time(key, version, frame, 123456)
             if "throttle_time_ms" not in fields:
                 assert after is frame
@@ -478,7 +478,7 @@ def test_what_is_asked_of_each_broker_is_emptied_and_nothing_else(filler, api_ke
             values = {"resource_type": BROKER, "resource_name": name}
             frame = filler(seed, unknown_tags=True, values=values).response(api_key, version)
             changed = whole(without_broker_data(api_key, version, frame))
-            check_whole(changed)
+            check_frame_length(changed)
             expected = expected_of_an_empty_broker(decode(api_key, version, frame))
             assert decode(api_key, version, changed) == expected
 
@@ -503,7 +503,7 @@ def test_of_settings_only_the_addresses_of_brokers_are_hidden(filler, version, r
                         if version:
                             setting["synonyms"] = []
             shown = whole(without_addresses(version, frame))
-            check_whole(shown)
+            check_frame_length(shown)
             assert decode(DESCRIBE_CONFIGS, version, shown) == expected
 
 
@@ -547,7 +547,7 @@ def test_of_metadata_only_what_is_up_to_the_end_of_the_brokers_is_needed(filler,
         for cut in range(8, end):
             assert brokers_end(version, frame[:cut]) is None
         expected = rewrite_response(METADATA, version, frame, tell_proxy, fallback=TOLD)
-        start = whole(rewriting(METADATA, version, frame[:end], tell_proxy, fallback=TOLD))
+        start = whole(rewrite_steps(METADATA, version, frame[:end], tell_proxy, fallback=TOLD))
         assert start + frame[end:] == expected
 
 
@@ -562,7 +562,7 @@ def test_of_metadata_only_what_is_up_to_the_end_of_the_brokers_is_needed(filler,
 def test_many_addresses_are_replaced_a_few_in_a_step(api_key, version, fields):
     response, told = APIS[api_key].response, []
     ((array, make),) = fields.items()
-    elements = [make(schema_of(response).fields[array].array_of)] * MANY
+    elements = [make(message_schema(response).fields[array].array_of)] * MANY
     message = response(version=version, **{array: elements})
     message.with_header(correlation_id=5)
     frame = bytes(message.encode(header=True, framed=True))
@@ -571,7 +571,7 @@ def test_many_addresses_are_replaced_a_few_in_a_step(api_key, version, fields):
         told[-1] += 1
         return TOLD
 
-    steps = rewriting(api_key, version, frame, tell)
+    steps = rewrite_steps(api_key, version, frame, tell)
     told.append(0)
     with contextlib.suppress(StopIteration):
         while True:
@@ -590,5 +590,5 @@ def test_a_produce_response_with_many_partitions_is_read_in_steps(topics, partit
     message = response(version=10, responses=[one] * topics)
     message.with_header(correlation_id=5)
     frame = bytes(message.encode(header=True, framed=True))
-    steps = rewriting(PRODUCE, 10, frame, tell_proxy)
+    steps = rewrite_steps(PRODUCE, 10, frame, tell_proxy)
     assert sum(1 for _ in steps) >= topics * partitions // (8 * STEP_ELEMENTS)

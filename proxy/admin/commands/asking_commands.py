@@ -29,8 +29,8 @@ from proxy.admin.commands.top_tables import (
     VIEWS,
     WARNING,
     draw_table,
+    draw_view,
     print_wide,
-    screen,
     table_order,
 )
 from proxy.admin.document_models import Column, printable
@@ -60,7 +60,7 @@ def run_top(client: AdminPortClient, *, once: bool = False, console: Console | N
         views = [CLIENTS]
         views += [QUERIES] if status["followed"] else []
         views += [PIPELINES] if status["pipelines_total"] else []
-        print_wide(lambda width: screen(status, "held", width, views=views), console)
+        print_wide(lambda width: draw_view(status, "held", width, views=views), console)
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the cursor stays hidden
     with suppress(KeyboardInterrupt):
@@ -81,7 +81,7 @@ def _watch(client: AdminPortClient, status: Document, console: Console) -> None:
     with _keys() as key_within, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             rows = console.height - FRAME_LINES
-            shown = screen(status, order, console.width, rows, (view,))
+            shown = draw_view(status, order, console.width, rows, (view,))
             help_line = Text(f"{view} sorted by {table_order(view, order)}   {HELP}", "dim")
             help_line.no_wrap, help_line.overflow = True, "crop"
             live.update(Group(shown, Text(lost, "bold red"), help_line), refresh=True)

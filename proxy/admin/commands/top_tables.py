@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.admin.document_models import FORMS, UNKNOWN, Column, printable, rate_text
-from proxy.admin.pipeline_documents import NODE, is_held
+from proxy.admin.pipeline_documents import NODE, is_node_held
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document
 
@@ -36,7 +36,7 @@ ALARM, WARNING, HEAD, CALM = "bold red", "yellow", "bold", ""
 _Drawn = tuple[RenderableType, ...]  # a table, and the line below it
 
 
-def screen(
+def draw_view(
     status: Document,
     order: str,
     width: int,
@@ -58,7 +58,7 @@ def screen(
     return Group(_head(status), *banners, *tables)
 
 
-def in_order(quotas: Sequence[Document], order: str) -> list[list[Document]]:
+def sorted_clients(quotas: Sequence[Document], order: str) -> list[list[Document]]:
     """Sort clients by `held` (longest in the last minute), `name` or `rate` (of the bound).
 
     Returns the quotas of each; that which counts most for a client decides where it is.
@@ -87,7 +87,7 @@ def print_wide(draw: Callable[[int], RenderableType], console: Console | None = 
     console.print(draw(console.width))
 
 
-def shortened(text: str, most: int) -> str:
+def elide_middle(text: str, most: int) -> str:
     """Leave out the middle of a text of more than so many characters."""
     if len(text) <= most:
         return text
@@ -108,7 +108,7 @@ def draw_table(
     most = max(width // NAME_PART, MIN_NAME)
     for row, style in rows:
         texts = ((column, printable(column.text(row))) for column in columns)
-        cells = (shortened(text, most) if column.is_name else text for column, text in texts)
+        cells = (elide_middle(text, most) if column.is_name else text for column, text in texts)
         # Text, not str: a client id must not be read as rich's markup.
         table.add_row(*map(Text, cells), style=style)
     return table
@@ -123,7 +123,9 @@ def _head(status: Document) -> Text:
     waiting = ", ".join(f"{api} {size}" for api, size in status["delay_queues"].items())
     alarmed = sum(bool(_alarms(query)) for query in status["queries"])
     pipelines = status["pipelines"]
-    held = sum(is_held(node) for each in pipelines for node in (*each["sources"], *each["stages"]))
+    held = sum(
+        is_node_held(node) for each in pipelines for node in (*each["sources"], *each["stages"])
+    )
     return Text.assemble(
         ("Kafka Quota Proxy ", "bold"),
         (printable(state), ALARM if not ready else WARNING if warning else "green"),
@@ -171,7 +173,7 @@ def _scheduled(throttling: Document) -> Text:
 
 def _clients(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
     budgets = status.get("budgets", ())
-    lines = list(_by_budget(in_order(status["clients"], order), budgets))
+    lines = list(_by_budget(sorted_clients(status["clients"], order), budgets))
     shown, counts = lines[:rows], status["client_counts"]
     below = Text(f"{counts['shown']} of {counts['bounded']} clients under a quota", "dim")
     if counts["left"]:
@@ -226,7 +228,7 @@ def _client_rows(quotas: Sequence[Document], indent: str) -> Iterator[tuple[Docu
 
 
 def _unbounded(client: Document) -> str:
-    name = shortened(printable(client["client_id"] or NO_CLIENT_ID), LISTED_NAME)
+    name = elide_middle(printable(client["client_id"] or NO_CLIENT_ID), LISTED_NAME)
     return f"{name} ({rate_text(client['rate'])})" if client["rate"] else name
 
 
@@ -362,14 +364,14 @@ def _pipeline_rows(pipeline: Document) -> Iterator[tuple[Document, str]]:
     head = {"title": pipeline["name"], "shown_state": state, "why": why}
     yield head, WARNING if pipeline["pending"]["full"] else HEAD
     for node in (*pipeline["sources"], *pipeline["stages"]):
-        held = is_held(node)
+        held = is_node_held(node)
         row = {"received_rate": node["measured_rate"], **node, "title": f"  {node['name']}"}
         why = (held and (node.get("waits") or node)["reason"]) or UNKNOWN
         yield row | {"shown_state": _node_state(node), "why": why}, WARNING if held else CALM
 
 
 def _node_state(node: Document) -> str:
-    held = [_held(node)] if is_held(node) else []
+    held = [_held(node)] if is_node_held(node) else []
     if "alive" not in node:
         return ", ".join(["source", *held])
     return ", ".join([*(held or ["not held"]), *([] if node["alive"] else ["silent"])])

@@ -12,7 +12,7 @@ from yarl import URL
 
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
-from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, author_headers
+from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, forwarded_headers
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_answer
 from proxy.tier.peer_client import PeerError, Reply, Target
 from proxy.tier.tier_member import TierMember
@@ -37,7 +37,7 @@ _SILENT = "it is silent: it has not answered for a while"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ForwardedRequest:
     """What members are asked in the name of who sent a request."""
 
     request: web.Request
@@ -62,7 +62,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class FanOutAnswers:
     """What came of asking several members."""
 
     replies: Sequence[Reply]
@@ -79,7 +79,7 @@ class Answers:
     def first(self) -> Reply:
         """The first one, also if it refuses. Raises ApiError with 503 when none answers."""
         if not self.replies:
-            raise no_member_error(self.missing)
+            raise no_answer_error(self.missing)
         return self.replies[0]
 
 
@@ -124,26 +124,26 @@ class PeerFanOut:
             raise ApiError(404, f"{request.path} is of this machine alone", fix)
         return found
 
-    async def ask_all(self, asked: Sequence[Target], question: Question) -> Answers:
+    async def ask_all(self, asked: Sequence[Target], question: ForwardedRequest) -> FanOutAnswers:
         """Ask some members at once. No other than the leader records what it changes."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._ask(each, question)) for each in asked]
         results = [task.result() for task in tasks]
-        return Answers(
+        return FanOutAnswers(
             [each for each in results if isinstance(each, Reply)],
             [each for each in results if isinstance(each, PeerError)],
         )
 
-    async def ask_one(self, name: str, question: Question) -> Reply | PeerError:
+    async def ask_one(self, name: str, question: ForwardedRequest) -> Reply | PeerError:
         """Ask the member of a name."""
         for each in self.tier.members():
             if each.name == name:
                 return await self._ask(each, question)
         return PeerError(name, "it is no member any more", was_sent=False)
 
-    async def _ask(self, endpoint: Target, question: Question) -> Reply | PeerError:
+    async def _ask(self, endpoint: Target, question: ForwardedRequest) -> Reply | PeerError:
         leaves_audit = question.may_change and endpoint.name != self.tier.leader
-        headers = author_headers(current_author(), leaves_audit=leaves_audit)
+        headers = forwarded_headers(current_author(), leaves_audit=leaves_audit)
         if endpoint.name == self.tier.name:
             return await _ask_own_handlers(endpoint.name, question, headers)
         try:
@@ -152,7 +152,7 @@ class PeerFanOut:
             return error
 
     async def _ask_other(
-        self, endpoint: Target, question: Question, headers: Mapping[str, str]
+        self, endpoint: Target, question: ForwardedRequest, headers: Mapping[str, str]
     ) -> Reply:
         """Return what another member says, as a member. Raises PeerError."""
         name = endpoint.name
@@ -180,7 +180,9 @@ class PeerFanOut:
         return reply
 
 
-async def _ask_own_handlers(member: str, question: Question, headers: Mapping[str, str]) -> Reply:
+async def _ask_own_handlers(
+    member: str, question: ForwardedRequest, headers: Mapping[str, str]
+) -> Reply:
     """Return what this process, which is `member`, answers to a request of its own.
 
     It takes as long as it takes: a change that is under way must not be cut off.
@@ -196,7 +198,7 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
     return Reply(member, response.status, response.headers, body)
 
 
-def forwarded(reply: Reply) -> web.Response:
+def forward_unchanged(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
     headers = {**HEADERS, "Content-Type": reply.headers.get("Content-Type", "")}
     return long_answer(reply.body, headers, reply.status)
@@ -214,7 +216,7 @@ def member_lost_error(missing: PeerError, what: str) -> ApiError:
     return ApiError(502, text, f"see whether it was done, and else {fix}")
 
 
-def no_member_error(missing: Sequence[PeerError]) -> ApiError:
+def no_answer_error(missing: Sequence[PeerError]) -> ApiError:
     """Return the error for a request that no member answered."""
     reasons = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
     return ApiError(503, f"no member answers: {reasons}", "look at the proxy's log; send it again")

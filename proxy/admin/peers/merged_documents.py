@@ -18,7 +18,7 @@ from proxy.admin.client_documents import (
     unbounded_cursor_key,
 )
 from proxy.admin.document_models import Column, Combine, Model, RowContext
-from proxy.admin.pages import Key, ListPage, PagedRows
+from proxy.admin.pages import Key, PageBuilder, PageRequest
 from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import (
     MAX_QUERY_SUMMARIES,
@@ -43,7 +43,7 @@ class MemberDocuments:
 
     by_member: Mapping[str, Document]
     """By their names, the leader's first."""
-    page: ListPage
+    page: PageRequest
     """Of a list that is as long as the request says."""
 
     def merged(self, table: Sequence["Part"]) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def join_rows(
     """
 
     def part(told: MemberDocuments) -> Document:
-        page = told.page if walked_by else ListPage(told.page.limit if most is None else most)
+        page = told.page if walked_by else PageRequest(told.page.limit if most is None else most)
         key_of = walked_by or (lambda _: ())
-        found = PagedRows(page, key_of, urgency, merge_same_rows(told.rows(key), identity, model))
+        found = PageBuilder(page, key_of, urgency, merge_same_rows(told.rows(key), identity, model))
         shown = [{name: row[name] for name in row if name not in left_off} for row in found.rows()]
         return {key: shown, **found.next(*told.nexts())}
 
@@ -159,7 +159,7 @@ def merged_clients(told: MemberDocuments) -> Document:
     groups: dict[Hashable, list[Row]] = {}
     for row in merge_same_rows(told.rows("clients"), _sensor_of, CLIENT):
         groups.setdefault(row.get("group", _sensor_of(row)), []).append(row)
-    found = PagedRows(told.page, lambda each: min(map(_key_of, each)), _urgency, groups.values())
+    found = PageBuilder(told.page, lambda each: min(map(_key_of, each)), _urgency, groups.values())
     for group in groups.values():
         group.sort(key=_sensor_of)
     shown, counts = found.rows(), summed(told.values("client_counts"))
@@ -173,7 +173,7 @@ def merged_clients(told: MemberDocuments) -> Document:
 
 def _connections(told: MemberDocuments) -> Document:
     """Return a page of `connections`, by their ids in a tier: each machine numbers its own."""
-    found = PagedRows[Row](told.page, _connection_key, _traffic, told.rows("connections"))
+    found = PageBuilder[Row](told.page, _connection_key, _traffic, told.rows("connections"))
     shown = [{**row, "id": f"{machine_of(row[MEMBER])}/{row['id']}"} for row in found.rows()]
     return {"connections": shown, **found.next(*told.nexts())}
 

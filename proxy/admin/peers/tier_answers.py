@@ -27,15 +27,15 @@ from proxy.admin.api import (
     tail_of,
 )
 from proxy.admin.document_models import MISREAD
-from proxy.admin.pages import LISTS, ListPage, page_of
+from proxy.admin.pages import LISTS, PageRequest, page_of
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
-    Answers,
+    FanOutAnswers,
+    ForwardedRequest,
     PeerFanOut,
-    Question,
-    forwarded,
+    forward_unchanged,
     member_lost_error,
-    no_member_error,
+    no_answer_error,
 )
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, Part
 from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OF_MEMBERS
@@ -45,10 +45,10 @@ from proxy.admin.replies import (
     SCRAPE_HEADERS,
     ApiError,
     json_body,
+    json_text,
     long_answer,
     parse_object,
     readiness_answer,
-    written,
 )
 from proxy.progress.report import MAX_VALUES, count_values
 from proxy.slices import LONG_ANSWERS
@@ -120,7 +120,7 @@ class TierAnswers:
 
         What all refuse is refused as the first of them did.
         """
-        page = ListPage(0)
+        page = PageRequest(0)
         if path == "/v1/connections":
             page = connection_page(request, in_tier=True)
         elif path in LISTS:
@@ -129,13 +129,13 @@ class TierAnswers:
         known = self._tier.document() if path == "/v1/status" else None
         more = {} if known is None else {"tier": known}
         async with self._long_answers:
-            answers = await self._members.ask_all(asked, Question.of(request))
+            answers = await self._members.ask_all(asked, ForwardedRequest.of(request))
             if answers.first.status == HTTPStatus.NOT_FOUND and answers.missing and not answers.ok:
                 away = ", ".join(repr(each.member) for each in answers.missing)
                 fix = f"ask again when all answer; without an answer: {away}"
                 raise ApiError(404, "no member that answers knows it", fix)
             if not answers.ok:
-                return forwarded(answers.first)
+                return forward_unchanged(answers.first)
             # A thread: what ten members have to say takes some milliseconds each.
             body = await asyncio.to_thread(_merged_body, answers, TABLES[path], page, more)
         return long_answer(body, JSON_HEADERS)
@@ -144,19 +144,19 @@ class TierAnswers:
         """Answer what is the same at all members: from the leader, or another one that answers."""
         missing: list[PeerError] = []
         for each in self._members.asked_for(request):
-            reply = await self._members.ask_one(each.name, Question.of(request))
+            reply = await self._members.ask_one(each.name, ForwardedRequest.of(request))
             if isinstance(reply, Reply):
-                return forwarded(reply)
+                return forward_unchanged(reply)
             missing.append(reply)
-        raise no_member_error(missing)
+        raise no_answer_error(missing)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         """Answer for the members of this machine, as it is scraped by itself."""
         asked = self._members.asked_here(request)
         async with self._long_answers:
-            answers = await self._members.ask_all(asked, Question.of(request))
+            answers = await self._members.ask_all(asked, ForwardedRequest.of(request))
             if "member" in request.query:
-                return forwarded(answers.first)
+                return forward_unchanged(answers.first)
             texts = {reply.member: reply.body for reply in answers.ok}
             self._up.clear()
             for each in asked:
@@ -172,9 +172,9 @@ class TierAnswers:
         One whose process does not run is only named: it is started again, and the others serve.
         """
         asked = self._members.asked_here(request)
-        answers = await self._members.ask_all(asked, Question.of(request))
+        answers = await self._members.ask_all(asked, ForwardedRequest.of(request))
         if not answers.replies:
-            return readiness_answer(no_member_error(answers.missing).what, None)
+            return readiness_answer(no_answer_error(answers.missing).what, None)
         reasons, warnings = [], []
         for reply in answers.replies:
             document = parse_object(reply.body) or {"reason": "its answer is no JSON"}
@@ -212,7 +212,7 @@ class TierAnswers:
         """
         loop = asyncio.get_running_loop()
         until_s, undone_until_s = loop.time() + AWAY_LIMIT_S, loop.time() + UNDONE_LIMIT_S
-        question = Question.of(request, body)
+        question = ForwardedRequest.of(request, body)
         while True:
             name = self._tier.leader if client_id is None else self._tier.owner_of(client_id)
             if name is None:
@@ -224,17 +224,17 @@ class TierAnswers:
                     raise member_lost_error(reply, _LEADER if client_id is None else _OWNER)
             elif reply.status != UNDONE or loop.time() >= undone_until_s:
                 await self._record(request, reply)
-                return forwarded(reply)
+                return forward_unchanged(reply)
             await asyncio.sleep(AWAY_RETRY_S)
 
     async def _put_level(self, request: web.Request) -> web.StreamResponse:
         """Set the level of all; the leader records it, and says what is wrong with it."""
-        question = Question.of(request, await json_body(request))
+        question = ForwardedRequest.of(request, await json_body(request))
         answers = await self._members.ask_all(self._members.asked_for(request), question)
         first = answers.first
         refused = [reply for reply in answers.replies if not reply.is_ok]
         if refused:
-            return forwarded(refused[0])
+            return forward_unchanged(refused[0])
         if "member" in request.query:
             await self._record(request, first)
         if answers.missing:
@@ -242,7 +242,7 @@ class TierAnswers:
             have = ", ".join(repr(reply.member) for reply in answers.replies)
             text = f"not all members have the level: {away}; it is set at {have}"
             raise ApiError(502, text, "set it again when all answer; see members in GET /v1/status")
-        return forwarded(first)
+        return forward_unchanged(first)
 
     async def _delete_connection(self, request: web.Request) -> web.StreamResponse:
         """Close a connection at the member that has it, which is found by asking all."""
@@ -257,31 +257,33 @@ class TierAnswers:
         ]
         if not asked:
             raise ApiError(404, f"there is no machine {machine!r}", MEMBERS_FIX)
-        question = Question.of(request)
+        question = ForwardedRequest.of(request)
         _, question_mark, query = question.target.partition("?")
         target = f"{CONNECTIONS_PATH}{number}{question_mark}{query}"
         answers = await self._members.ask_all(asked, replace(question, target=target))
         if answers.ok:
             closed = answers.ok[0]
             await self._record(request, closed)
-            return forwarded(closed)
+            return forward_unchanged(closed)
         if answers.missing:
             raise member_lost_error(answers.missing[0], "which may have the connection")
-        return forwarded(answers.replies[0])
+        return forward_unchanged(answers.replies[0])
 
     async def _record(self, request: web.Request, reply: Reply) -> None:
         """Have the leader record what another one left it. If it can't, the log says so."""
         if CHANGES not in reply.headers:
             return
         changes = unquote(reply.headers[CHANGES])
-        question = Question(request, LEFT_CHANGES_PATH, "POST", changes.encode())
+        question = ForwardedRequest(request, LEFT_CHANGES_PATH, "POST", changes.encode())
         kept = await self._members.ask_one(self._tier.leader, question)
         if isinstance(kept, PeerError) or not kept.is_ok:
             why = kept.why if isinstance(kept, PeerError) else kept.body.decode(errors="replace")
             _log.error("a change is not kept in the state's audit", problem=why, what=changes)
 
 
-def _merged_body(answers: Answers, table: Sequence[Part], page: ListPage, more: Document) -> bytes:
+def _merged_body(
+    answers: FanOutAnswers, table: Sequence[Part], page: PageRequest, more: Document
+) -> bytes:
     """Return the merged document, and more fields, as JSON.
 
     Raises ApiError with 503 when no member is understood.
@@ -309,7 +311,7 @@ def _merged_body(answers: Answers, table: Sequence[Part], page: ListPage, more: 
         elif reply.status != HTTPStatus.NOT_FOUND:  # which says that it has not what is asked for
             missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
-        raise no_member_error(missing)
+        raise no_answer_error(missing)
     merged = {**merge(documents), **more}
     about: dict[str, dict[str, Any]] = {
         reply.member: {"alive": True, "answers": True} for reply in answers.replies
@@ -324,7 +326,7 @@ def _merged_body(answers: Answers, table: Sequence[Part], page: ListPage, more: 
     ]
     silent = (each for each in merged["members"] if not each["answers"])
     merged["unreachable"] = [{"name": each["name"], "why": each["problem"]} for each in silent]
-    return written(merged)
+    return json_text(merged)
 
 
 def client_of_report(body: bytes, clients: Mapping[str, str]) -> str | None:

@@ -13,8 +13,8 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author
 from proxy.admin.document_models import MISREAD
 from proxy.admin.port.guard import require_all_rights
-from proxy.admin.replies import ApiError, answer, json_body, read_whole
-from proxy.quota.manager import Debt
+from proxy.admin.replies import ApiError, json_body, json_reply, parse_json
+from proxy.quota.manager import SensorDebt
 from proxy.state import Record
 from proxy.tasks import wait_at_most
 from proxy.tier.peer_client import ALIVE_PATH, BUDGETS_PATH, LONG_S, RECORDS_PATH, VISITS_PATH
@@ -54,24 +54,24 @@ class TierRoutes:
         ]
 
     async def _get_tier(self, _: web.Request) -> web.Response:
-        return answer(self._tier.overview())
+        return json_reply(self._tier.overview())
 
     async def _get_alive(self, request: web.Request) -> web.Response:
         require_all_rights(current_author())
         if request.query.get("until") == "ended":
             await wait_at_most(LONG_S, self._ended.wait())
-        return answer(self._tier.alive())
+        return json_reply(self._tier.alive())
 
     async def _post_visits(self, request: web.Request) -> web.Response:
         form = '{"visits": [[LISTENER, USER, CLIENT_ID, ADDRESS, KIND, AMOUNT], ...]}'
         with _refusing("visits", form):
             document = await _read(request, MAX_VISITS_BYTES)
-            return answer({"owed": await self._tier.visited(document["visits"])})
+            return json_reply({"owed": await self._tier.visited(document["visits"])})
 
     async def _post_budgets(self, request: web.Request) -> web.Response:
         form = '{"votes": [PROCESS, NUMBER, SLOTS], "demands": [[RULE, SENSOR, LEASE, CLAIM]]}'
         with _refusing("demands", form):
-            return answer({"leases": self._tier.lease(await _read(request, MAX_DEMANDS_BYTES))})
+            return json_reply({"leases": self._tier.lease(await _read(request, MAX_DEMANDS_BYTES))})
 
     async def _post_records(self, request: web.Request) -> web.Response:
         with _refusing("records", '{"records": [[KEY, TEXT, VERSION], ...], "owed": []}'):
@@ -80,9 +80,9 @@ class TierRoutes:
                 Record(str(key), str(text), int(version))
                 for key, text, version in document["records"]
             ]
-            debts = [Debt.of(each) for each in document["owed"]]
+            debts = [SensorDebt.of(each) for each in document["owed"]]
         await self._tier.keep(records, debts)
-        return answer({"kept": len(records)})
+        return json_reply({"kept": len(records)})
 
     async def _post_changes(self, request: web.Request) -> web.Response:
         """Record what was changed at another member, since the leader alone keeps the audit."""
@@ -93,13 +93,13 @@ class TierRoutes:
             ]
         for what, before, after in changes:
             await self._parts.audit.record(current_author(), what, before, after, time.time())
-        return answer({"recorded": len(changes)})
+        return json_reply({"recorded": len(changes)})
 
 
 async def _read(request: web.Request, most_bytes: int) -> Any:
     """Return the JSON that a member sends; long ones take a thread milliseconds."""
     require_all_rights(current_author())
-    return await asyncio.to_thread(read_whole, await json_body(request, most_bytes))
+    return await asyncio.to_thread(parse_json, await json_body(request, most_bytes))
 
 
 @contextmanager

@@ -39,7 +39,7 @@ LEAVE_AUDIT = "X-Quota-Proxy-Leave-Audit"
 CHANGES = "X-Quota-Proxy-Changes"  # of an answer: changes as JSON, percent-encoded
 
 
-class Right(StrEnum):
+class AccessRight(StrEnum):
     """What a token allows."""
 
     READ = "read"
@@ -56,14 +56,14 @@ class AdminToken:
 
     name: str
     text: str = field(repr=False)
-    rights: Collection[Right] = tuple(Right)
+    rights: Collection[AccessRight] = tuple(AccessRight)
     queries: QueryScope = ALL_QUERIES
     """On which it may report."""
 
     @property
     def has_all_rights(self) -> bool:
         """Whether it allows whatever can be done."""
-        return set(self.rights) >= set(Right) and self.queries == ALL_QUERIES
+        return set(self.rights) >= set(AccessRight) and self.queries == ALL_QUERIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class AccessRules:
                 found = token
         return found
 
-    def is_open(self, right: Right, path: str) -> bool:
+    def is_open(self, right: AccessRight, path: str) -> bool:
         """Return whether no token is needed."""
-        if right is not Right.READ:
+        if right is not AccessRight.READ:
             return not self.tokens
         return not self.read_needs_token or path in self.open_paths
 
@@ -105,16 +105,16 @@ class AccessRules:
 
 _BEARER, _BASIC = "bearer", "basic"
 
-_CHALLENGES: Mapping[Right, str] = {
-    **dict.fromkeys(Right, 'Bearer realm="quota-proxy"'),
+_CHALLENGES: Mapping[AccessRight, str] = {
+    **dict.fromkeys(AccessRight, 'Bearer realm="quota-proxy"'),
     # Makes a browser ask for a name, which may be any, and the token as the password.
-    Right.READ: 'Basic realm="quota-proxy", charset="UTF-8"',
+    AccessRight.READ: 'Basic realm="quota-proxy", charset="UTF-8"',
 }
 
-_TASKS: Mapping[Right, str] = {
-    Right.READ: "read this",
-    Right.REPORT: "send a report",
-    Right.QUOTAS: "change this",
+_TASKS: Mapping[AccessRight, str] = {
+    AccessRight.READ: "read this",
+    AccessRight.REPORT: "send a report",
+    AccessRight.QUOTAS: "change this",
 }
 
 _log = get_logger(__name__)
@@ -186,7 +186,9 @@ class Guard:
             raise ApiError(400, f"{SCOPE}: {scope!r} is unknown", f"write {ONE_MEMBER}")
         return _author_in(request.headers, author.name)
 
-    def _author_of(self, request: web.Request, right: Right, token: AdminToken | None) -> Author:
+    def _author_of(
+        self, request: web.Request, right: AccessRight, token: AdminToken | None
+    ) -> Author:
         """Return who shows a token, or none. Raises ApiError as `_admit`."""
         access = self.access
         if not access.is_open(right, request.path):
@@ -195,7 +197,7 @@ class Guard:
             return Author(token.name, request.remote, token.queries, token.has_all_rights)
         if not access.tokens or request.path not in access.open_paths:
             _refuse_foreign_host(request, access)
-        if right is not Right.READ:
+        if right is not AccessRight.READ:
             _refuse_foreign_origin(request)
         return Author(LOCAL_AUTHOR, request.remote, may_do_all=not access.tokens)
 
@@ -223,7 +225,7 @@ def require_all_rights(author: Author) -> None:
         raise ApiError(403, "only a token with all rights may ask as a member of the tier", fix)
 
 
-def author_headers(author: Author, *, leaves_audit: bool = False) -> dict[str, str]:
+def forwarded_headers(author: Author, *, leaves_audit: bool = False) -> dict[str, str]:
     """Return the headers of a request to a member, which say who asks."""
     headers = {SCOPE: ONE_MEMBER, AUTHOR: quote(author.name, safe="")}
     if author.address is not None:
@@ -262,29 +264,29 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return ApiError(500, "the proxy failed to answer this request", fix).response()
 
 
-def _right_for(request: web.Request) -> Right:
+def _right_for(request: web.Request) -> AccessRight:
     """Return the right that a request needs; whatever is not known as harmless needs the most."""
     if request.method in SAFE_METHODS:
-        return Right.READ
+        return AccessRight.READ
     resource = request.match_info.route.resource
     is_report = resource is not None and resource.canonical == REPORT_PATH
-    return Right.REPORT if is_report else Right.QUOTAS
+    return AccessRight.REPORT if is_report else AccessRight.QUOTAS
 
 
-def _shown_token(request: web.Request, right: Right) -> bytes | None:
+def _shown_token(request: web.Request, right: AccessRight) -> bytes | None:
     """Return the token that a request shows: as a bearer's, or, to read, as a password."""
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
     # Undecodable header bytes arrive as surrogates; they must not make the comparison fail.
     shown = value.strip().encode("utf-8", "surrogateescape")
     if scheme.lower() == _BEARER:
         return shown
-    if scheme.lower() == _BASIC and right is Right.READ:
+    if scheme.lower() == _BASIC and right is AccessRight.READ:
         with suppress(binascii.Error):
             return b64decode(shown, validate=True).partition(b":")[2]
     return None
 
 
-def _require(token: AdminToken | None, right: Right, request: web.Request) -> None:
+def _require(token: AdminToken | None, right: AccessRight, request: web.Request) -> None:
     if token is None:
         is_wrong = "Authorization" in request.headers
         raise ApiError(

@@ -69,7 +69,7 @@ def _is_possible(milliseconds: str) -> str:
     return f"{milliseconds} between {_FIRST_MS} and {latest}"
 
 
-def judged(messages: DataFrame) -> DataFrame:
+def with_reject_reason(messages: DataFrame) -> DataFrame:
     """Return each message of Spark's Kafka source with its `record` and the `reason` against it.
 
     `reason` is null for a sound record, and is one of a few texts otherwise, with the `value`.
@@ -118,7 +118,7 @@ def sound_records(messages: DataFrame) -> DataFrame:
     return found.fillna(0, list(_COUNTS)).withColumn("day", utc_day("end_ms"))
 
 
-def append_messages(messages: DataFrame, folder: str) -> StoredCounts:
+def store_records(messages: DataFrame, folder: str) -> StoredCounts:
     """Append the messages of a topic to the Parquet files below a folder, each record once.
 
     What is there already is left out, so a batch may be stored again after any crash, from another
@@ -127,7 +127,7 @@ def append_messages(messages: DataFrame, folder: str) -> StoredCounts:
     settings = messages.sparkSession.conf
     rows_before = settings.get(_ROWS_OF_BLOCK)
     settings.set(_ROWS_OF_BLOCK, _FEW_ROWS)
-    found = judged(messages).persist(_BETWEEN)
+    found = with_reject_reason(messages).persist(_BETWEEN)
     try:
         records, rejected = sound_records(found), found.where("reason is not null")
         written_ms = "unix_millis(timestamp)"

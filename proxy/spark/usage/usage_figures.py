@@ -54,7 +54,7 @@ class DaySpan(NamedTuple):
         return [self.first + timedelta(number) for number in range(count)]
 
 
-class Client(NamedTuple):
+class UsageClient(NamedTuple):
     """Whom a rule could name: a client id, or what comes before the part that is made anew."""
 
     user: str
@@ -63,7 +63,7 @@ class Client(NamedTuple):
     is_prefix: bool
 
     @classmethod
-    def of(cls, key: str) -> Client:
+    def of(cls, key: str) -> UsageClient:
         """Return the client that a value of the column `client` stands for."""
         user, _, rest = key.partition(NAME_MARK)
         return cls(user, rest[1:], rest[:1] == "p")
@@ -75,11 +75,11 @@ class Client(NamedTuple):
         return f"{name} ({self.user})" if self.user else name
 
 
-class Usage(NamedTuple):
+class UsageTotals(NamedTuple):
     """What a team, a rule's clients or a client used; of teams the columns of usage.csv."""
 
     team: str
-    """Or the rule, or the client as `Client.of` reads it."""
+    """Or the rule, or the client as `UsageClient.of` reads it."""
     read_bytes: int = 0
     written_bytes: int = 0
     cost: float | None = None
@@ -118,10 +118,10 @@ class UsageFigures(NamedTuple):
     """All that a report shows; lists have what is largest first."""
 
     span: DaySpan
-    teams: list[Usage]
+    teams: list[UsageTotals]
     """The last one is the remainder, if teams were given."""
-    clients: list[Usage]
-    rules: list[Usage]
+    clients: list[UsageTotals]
+    rules: list[UsageTotals]
     by_day: dict[date, dict[str, int]]
     """Bytes by team; those beyond TEAMS_DRAWN are OTHERS."""
     topics: dict[str | None, dict[str, Any]]
@@ -165,7 +165,7 @@ def figures_of(
             span,
             _teams(by_team, teams),
             by_team[:MOST_CLIENTS] if teams is None else _usage(frames, "client", MOST_CLIENTS),
-            [*used, *map(Usage, sorted(unused))],
+            [*used, *map(UsageTotals, sorted(unused))],
             _by_day(sums, by_team[:TEAMS_DRAWN], teams),
             _topics(sums, teams),
             _members(sums, span.first),
@@ -256,7 +256,7 @@ def _both(column: str, function: Any = F.sum) -> list[Column]:
     ]
 
 
-def _usage(frames: _Frames, key: str, most: int | None = None) -> list[Usage]:
+def _usage(frames: _Frames, key: str, most: int | None = None) -> list[UsageTotals]:
     """Return what each value of a column used, with most bytes first, of `most` of them."""
     week = F.floor(F.datediff(F.lit(frames.span.last), "day") / WEEK_DAYS)  # how many ago
     total = frames.sums.where(F.col(key).isNotNull()).groupBy(key)
@@ -317,8 +317,8 @@ def _percentiles(sketches: DataFrame, key: str) -> _Rates:
     return {(row[key], row["direction"]): row for row in _collected(found)}
 
 
-def _usage_of(row: Mapping[str, Any], name: str, rates: _Rates, has_weeks: bool) -> Usage:
-    known = {field: row[field] for field in Usage._fields if field in row}
+def _usage_of(row: Mapping[str, Any], name: str, rates: _Rates, has_weeks: bool) -> UsageTotals:
+    known = {field: row[field] for field in UsageTotals._fields if field in row}
     figures = {**known, "team": name, "busy_seconds": 0}
     for direction in READ_WRITE:
         found = {"peak": row[f"{direction}_peak"], **rates.get((name, direction), {})}
@@ -334,16 +334,16 @@ def _usage_of(row: Mapping[str, Any], name: str, rates: _Rates, has_weeks: bool)
     figures["written_bytes"] = row["write_bytes"]
     figures["held_seconds"] = round(row["held_seconds"], 3)
     figures["would_be_held_seconds"] = round(row["would_be_seconds"], 3)
-    return Usage(**figures, growth_percent=growth)
+    return UsageTotals(**figures, growth_percent=growth)
 
 
-def _teams(found: list[Usage], teams: Teams | None) -> list[Usage]:
+def _teams(found: list[UsageTotals], teams: Teams | None) -> list[UsageTotals]:
     """Return a row for each team with its cost, also for those without traffic."""
     if teams is None:
-        return [each._replace(team=Client.of(each.team).title) for each in found]
+        return [each._replace(team=UsageClient.of(each.team).title) for each in found]
     there, prices = {each.team for each in found}, teams.prices
     names = (name for name in (*teams.entries, NO_TEAM) if name not in there)
-    rows = sorted([*found, *map(Usage, names)], key=lambda each: each.team == NO_TEAM)
+    rows = sorted([*found, *map(UsageTotals, names)], key=lambda each: each.team == NO_TEAM)
     if prices is None:
         return rows
     costs = [
@@ -357,7 +357,7 @@ def _teams(found: list[Usage], teams: Teams | None) -> list[Usage]:
 
 
 def _title(team: str, teams: Teams | None) -> str:
-    return team if teams is not None else Client.of(team).title
+    return team if teams is not None else UsageClient.of(team).title
 
 
 def _topics(sums: DataFrame, teams: Teams | None) -> dict[str | None, dict[str, Any]]:
@@ -374,7 +374,7 @@ def _topics(sums: DataFrame, teams: Teams | None) -> dict[str | None, dict[str, 
 
 
 def _by_day(
-    sums: DataFrame, drawn: Iterable[Usage], teams: Teams | None
+    sums: DataFrame, drawn: Iterable[UsageTotals], teams: Teams | None
 ) -> dict[date, dict[str, int]]:
     names = [each.team for each in drawn]
     shown = F.when(F.col("team").isin(names), F.col("team"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from .teams import NO_TEAM, OTHERS
-from .usage_figures import Usage, UsageFigures
+from .usage_figures import UsageFigures, UsageTotals
 
 COLOURS = tuple(
     "#d9730d #4a7fb5 #5b8c5a #9065b0 #c29343 #3e8e8e #b35c7a #6b6f9c #8f6b4a #7a9a3a".split()  # noqa: SIM905
@@ -70,7 +70,7 @@ def cut_name(name: str, most_chars: int = LONGEST_NAME) -> str:
     return name if len(name) <= most_chars else f"{name[: most_chars - 1]}…"
 
 
-def _money(team: Usage) -> str:
+def _money(team: UsageTotals) -> str:
     return NO_FIGURE if team.cost is None else cost_words(team.cost, team.currency)
 
 
@@ -121,7 +121,7 @@ def _parts(figures: UsageFigures, notes: Sequence[str], made_at: str) -> Iterato
     yield "itself, its peak is of all together.</footer></body></html>"
 
 
-def _tiles(teams: Sequence[Usage]) -> Iterator[str]:
+def _tiles(teams: Sequence[UsageTotals]) -> Iterator[str]:
     costs = [team.cost for team in teams if team.cost is not None]
     figures = {
         "read": size_words(sum(team.read_bytes for team in teams)),
@@ -201,7 +201,7 @@ def _table(heads: str, rows: Iterable[Sequence[str]], texts: int) -> str:
     return f"<table><tr>{cells('th', heads.split('|'))}</tr>{body}</table>"
 
 
-def _team_cells(team: Usage) -> Sequence[str]:
+def _team_cells(team: UsageTotals) -> Sequence[str]:
     growth = NO_FIGURE if team.growth_percent is None else f"{team.growth_percent:+.0f} %"
     sizes = (size_words(team.read_bytes), size_words(team.written_bytes))
     rates = (team.read_p95, team.read_p99, team.read_peak, team.write_p99, team.write_peak)
@@ -209,7 +209,7 @@ def _team_cells(team: Usage) -> Sequence[str]:
     return (cut_name(team.team), *sizes, _money(team), growth, *map(_rate, rates), held)
 
 
-def _rule_cells(rule: Usage) -> Sequence[str]:
+def _rule_cells(rule: UsageTotals) -> Sequence[str]:
     held = max(rule.held_seconds, rule.would_be_held_seconds)
     verdict = "too small" if held > TOO_SMALL_SHARE * rule.busy_seconds else ""
     verdict = "unused" if rule.first_day is None else verdict

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from .command_line import UsageInputError, run_program
 from .record_frames import RECORDS_FOLDER, REJECTED_FOLDER, days_of, read_days
 from .teams import NO_TEAM, Teams, read_teams
-from .usage_figures import PERCENTILES, Client, DaySpan, Usage, UsageFigures, figures_of
+from .usage_figures import PERCENTILES, DaySpan, UsageClient, UsageFigures, UsageTotals, figures_of
 from .usage_page import cost_words, cut_name, html_of, size_words
 
 TABLE_FILE, PAGE_FILE, RULES_FILE = "usage.csv", "usage.html", "suggested-rules.yaml"
@@ -126,7 +126,7 @@ def write_report(
     made_at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")  # noqa: UP017
     with (out / TABLE_FILE).open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(Usage._fields)
+        table.writerow(UsageTotals._fields)
         table.writerows(map(_cells, figures.teams))
     (out / PAGE_FILE).write_text(html_of(figures, notes, made_at), encoding="utf-8")
     lines = "".join(f"{line}\n" for line in suggestion_lines(figures))
@@ -134,7 +134,7 @@ def write_report(
     return figures, notes
 
 
-def _cells(team: Usage) -> Iterator[object]:
+def _cells(team: UsageTotals) -> Iterator[object]:
     """Yield the cells of a row: a name that clients chose is no formula for a spreadsheet."""
     for value in team:
         if isinstance(value, str) and value.startswith(_FORMULA):
@@ -167,7 +167,7 @@ def suggestion_lines(figures: UsageFigures) -> Iterator[str]:
     yield "quotas:"
     yield "  rules:" if named else "  rules: []"
     for usage in named:
-        client, rates = Client.of(usage.team), usage._asdict()
+        client, rates = UsageClient.of(usage.team), usage._asdict()
         keys = {"user": client.user} if client.user else {}
         keys["client-id-prefix" if client.is_prefix else "client-id"] = client.name
         lines = [f"{key}: {_yaml_text(value)}" for key, value in keys.items()]
@@ -184,8 +184,8 @@ def suggestion_lines(figures: UsageFigures) -> Iterator[str]:
             yield f"    {' ' if number else '-'} {line}"
 
 
-def _can_be_named(usage: Usage) -> bool:
-    name = Client.of(usage.team).name
+def _can_be_named(usage: UsageTotals) -> bool:
+    name = UsageClient.of(usage.team).name
     return name not in ("", "<default>") and not usage.hashed and usage.busy_seconds > 0
 
 

@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from .command_line import KeyValues, UsageInputError, run_program
-from .record_frames import append_messages, find_path
+from .record_frames import find_path, store_records
 
 USAGE_NAME = "quota-proxy-usage"
 """Of the topic, the query and its client."""
@@ -44,7 +44,7 @@ BEAT_S, DEAD_AFTER_S = 3, 15
 """How often a query writes its file; for how long after that it is taken for alive."""
 
 
-class SoleWriter:
+class WriterLock:
     """The right to write below a folder: `take` it, check that it `is_held`, and `keep` it."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
@@ -121,7 +121,7 @@ def usage_query(
         "maxOffsetsPerTrigger": str(MOST_OFFSETS),
         **options,
     }
-    writer = SoleWriter(spark, out)
+    writer = WriterLock(spark, out)
     writer.take()
     messages = spark.readStream.format("kafka").options(**given).option("subscribe", topic).load()
     query: StreamingQuery = (
@@ -135,12 +135,12 @@ def usage_query(
     return query
 
 
-def _store(batch: DataFrame, number: int, out: str, writer: SoleWriter) -> None:
+def _store(batch: DataFrame, number: int, out: str, writer: WriterLock) -> None:
     if not writer.is_held():
         raise RuntimeError(f"{out}: another query writes to it now, as this one seemed to be dead")
     # Off in the session of a query: here there is no state whose partitions it would move.
     batch.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
-    stored = append_messages(batch, out)
+    stored = store_records(batch, out)
     if any(stored):
         text = f"{stored.records} records, {stored.doubles} doubles, {stored.rejected} rejected"
         sys.stdout.write(f"batch {number}: {text}\n")

@@ -113,7 +113,7 @@ def read_message(topic: str, slot: int, message: Any) -> tuple[Place, Content]:
             return (slot, key), StateOwner(**json.loads(text))
         return (slot, key), Record(key, text, int(headers[VERSION_HEADER]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged(where, f"{type(error).__name__}, {error}") from error
+        raise damaged_error(where, f"{type(error).__name__}, {error}") from error
 
 
 def committed_messages(
@@ -127,7 +127,7 @@ def committed_messages(
     aborted = part.aborted_transactions or ()
     failed = sorted(((each.first_offset, each.producer_id) for each in aborted), reverse=True)
     failing: set[int] = set()
-    for batch, messages in batches(topic, part):
+    for batch, messages in record_batches(topic, part):
         while failed and failed[-1][0] <= batch.base_offset:
             failing.add(failed.pop()[1])
         if batch.is_control_batch:
@@ -141,7 +141,7 @@ def committed_messages(
         positions[slot] = batch.next_offset
 
 
-def batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
+def record_batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yield the batches of a fetched partition, with their messages; raises StateError."""
     records = bytes(part.records or b"")
     read, left = MemoryRecords(records), memoryview(records)
@@ -152,13 +152,13 @@ def batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
         place = f"the batch at offset {batch.base_offset} of topic {topic} "
         place += f"(partition {part.partition_index})"
         if not batch.validate_crc():
-            raise damaged(place, "its checksum is wrong")
+            raise damaged_error(place, "its checksum is wrong")
         if getattr(batch, "compression_type", None) == GZIP_CODE and _unpacks_to_more(packed):
-            raise damaged(place, f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+            raise damaged_error(place, f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes")
         try:
             yield batch, list(batch)
         except KafkaError as error:
-            raise damaged(place, str(error)) from error
+            raise damaged_error(place, str(error)) from error
 
 
 def _unpacks_to_more(packed: memoryview) -> bool:
@@ -171,7 +171,7 @@ def _unpacks_to_more(packed: memoryview) -> bool:
     return not unpacking.eof or bool(unpacking.unused_data)
 
 
-def damaged(place: str, finding: str) -> StateError:
+def damaged_error(place: str, finding: str) -> StateError:
     """Return the error for what stands in the topic and cannot be trusted."""
     return StateError(
         f"{place} is damaged: {finding}",

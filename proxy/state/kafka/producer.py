@@ -28,12 +28,12 @@ from kafka.protocol.producer import (
 )
 
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, TRANSACTION_COORDINATOR
-from proxy.cluster.upstream import RefusedError, UpstreamError, name_of
+from proxy.cluster.upstream import RefusedError, UpstreamError, error_name
 from proxy.state.store import StateError
 
 from .messages import Content, Message, Place, to_message
 from .slot_table import LOST_FIX, GroupFence
-from .state_topic import FencedError, NotYetError, StateTopic
+from .state_topic import FencedError, NotReadyError, StateTopic
 
 TRANSACTION_TIMEOUT_MS = 60_000
 """The brokers give up a transaction after this time; longer than any of our writes takes."""
@@ -133,10 +133,10 @@ class Producer:
         self._between = True
 
     def _fence(self, partitions: Sequence[int]) -> GroupFence | None:
-        """Return with what to write. Raises StateError, and NotYetError while that was refused."""
+        """Return with what to write. Raises StateError, or NotReadyError while that was refused."""
         fence = None if self._fence_for is None else self._fence_for(partitions)
         if fence is not None and fence == self._over[0]:
-            raise NotYetError(self._over[1], LOST_FIX)
+            raise NotReadyError(self._over[1], LOST_FIX)
         return fence
 
     @property
@@ -188,7 +188,7 @@ class Producer:
                 self.positions[written.index] = written.base_offset + counts[written.index]
 
     async def _commit_offsets(self, fence: GroupFence, slots: Sequence[int]) -> None:
-        """Ask the group whether this may be written; raises NotYetError when it may not."""
+        """Ask the group whether this may be written; raises NotReadyError when it may not."""
         doing = f"commit for group {fence.group_id}"
         add = AddOffsetsToTxnRequest[1](**self._identity, group_id=fence.group_id)
         await self._ask(add, doing)
@@ -203,11 +203,11 @@ class Producer:
         response = await self._topic.ask_coordinator((GROUP_COORDINATOR, fence.group_id), commit)
         for part in response.topics[0].partitions:
             if part.error_code in GENERATION_OVER:
-                over = f"{fence.generation}: {name_of(part.error_code)}"
+                over = f"{fence.generation}: {error_name(part.error_code)}"
                 text = f"group {fence.group_id} is beyond generation {over}"
                 self._over = fence, f"{text}, and this machine is in no newer one yet"
                 await self._end(commit=False)  # it would hold up readers
-                raise NotYetError(self._over[1], LOST_FIX)
+                raise NotReadyError(self._over[1], LOST_FIX)
             self._topic.check(part.error_code, doing)
 
     async def _end(self, *, commit: bool) -> None:

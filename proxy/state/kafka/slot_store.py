@@ -17,10 +17,10 @@ from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.store import ClosedError, Record, StateError, Store
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
-from .messages import WRITER_HEADER, Content, Place, batches, committed_messages, size_of
+from .messages import WRITER_HEADER, Content, Place, committed_messages, record_batches, size_of
 from .producer import Producer
 from .slot_table import GroupFence, SlotTable
-from .state_topic import MAX_RECORD_BYTES, FencedError, NotYetError, StateTopic
+from .state_topic import MAX_RECORD_BYTES, FencedError, NotReadyError, StateTopic
 
 MAX_STATE_BYTES = 256 * 2**20
 """Of all keys and values together; they are in memory."""
@@ -247,7 +247,7 @@ class SlotStore(Store):
         return f"read the group of tier {self._tier} and {ids}"
 
     def _fix_of(self, error: Exception) -> str:
-        if isinstance(error, NotYetError):
+        if isinstance(error, NotReadyError):
             return error.fix
         if not isinstance(error, RefusedError):
             return (
@@ -393,7 +393,7 @@ class SlotStore(Store):
         began_s = self._loop.time()
 
         async def decided() -> None:
-            """Raise NotYetError while a transaction is under way before these ends."""
+            """Raise NotReadyError while a transaction is under way before these ends."""
             stable = await topic.offsets(ends, LATEST)
             left = {slot: at for slot, at in stable.items() if at < ends[slot]}
             if not left:
@@ -403,7 +403,7 @@ class SlotStore(Store):
                     text = "what another machine has not ended is undone"
                     _log.info(text, transactional_id=writer)
                     await self._end_writer(writer)
-            raise NotYetError(
+            raise NotReadyError(
                 f"a transaction is under way in partition {min(left)} of topic {topic.name}",
                 "let nothing but the machines of this tier write to it: kafka-transactions.sh "
                 "find-hanging names others",
@@ -418,7 +418,11 @@ class SlotStore(Store):
         for led in (await topic.by_leader(stable)).values():
             for part in await topic.fetch({each: stable[each] for each in led}, READ_UNCOMMITTED):
                 start = stable[part.partition_index]
-                begun = (each for each in batches(topic.name, part) if each[0].base_offset >= start)
+                begun = (
+                    each
+                    for each in record_batches(topic.name, part)
+                    if each[0].base_offset >= start
+                )
                 for record in next(begun, (None, []))[1][:1]:
                     writer = dict(record.headers).get(WRITER_HEADER) or b""
                     found.add(writer.decode(errors="replace"))

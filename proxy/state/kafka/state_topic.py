@@ -25,7 +25,7 @@ from proxy.cluster.upstream import (
     Address,
     RefusedError,
     UpstreamError,
-    name_of,
+    error_name,
 )
 from proxy.state.store import StateError
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
@@ -73,7 +73,7 @@ class FencedError(Exception):
     """Our producer may not write any more: another one came, or its transaction timed out."""
 
 
-class NotYetError(UpstreamError):
+class NotReadyError(UpstreamError):
     """The brokers answer, and what is waited for has not come yet; with how to mend that."""
 
     def __init__(self, message: str, fix: str) -> None:
@@ -112,8 +112,8 @@ class StateTopic(KafkaClient):
         if not error_code:
             return
         if error_code in FENCED:
-            raise FencedError(f"the brokers say {name_of(error_code)}")
-        text = f"{doing}: {name_of(error_code)}"
+            raise FencedError(f"the brokers say {error_name(error_code)}")
+        text = f"{doing}: {error_name(error_code)}"
         if error_code == UNKNOWN_SERVER_ERROR or issubclass(for_code(error_code), RetriableError):
             self.forget_all()
             raise UpstreamError(NOT_READY, text)

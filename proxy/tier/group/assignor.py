@@ -17,13 +17,13 @@ from metrics.member_names import machine_of
 from proxy.tier.slot_balance import Owners, Placement, SlotLoad
 from proxy.tier.slot_map import SlotMap
 
-from .group_documents import AnnouncedMember, Assignment, FormError, RefusedMember, Subscription
+from .group_documents import AnnouncedMember, Assignment, RefusedMember, Subscription, UserDataError
 
 LARGE_GROUP_BYTES = 512 * 2**10
 """The coordinator keeps what all members said and got in one record, of 1 MiB at most by default
 (message.max.bytes)."""
 
-Subscriptions = Mapping[str, Subscription | FormError]
+Subscriptions = Mapping[str, Subscription | UserDataError]
 """By member id in the group: what each said, or why it cannot be read."""
 
 _Kind = tuple[str, int]
@@ -39,11 +39,11 @@ def assign_to_members(
     said: Mapping[str, bytes], newest: Assignment | None, generation: int, place: Placement
 ) -> tuple[dict[str, bytes], bool]:
     """Return what each member gets, by member id, and whether another round is wanted."""
-    subscriptions: dict[str, Subscription | FormError] = {}
+    subscriptions: dict[str, Subscription | UserDataError] = {}
     for key, each in said.items():
         try:
             subscriptions[key] = Subscription.decode(each)
-        except FormError as error:
+        except UserDataError as error:
             subscriptions[key] = error
     assignment, is_another_round_wanted = assign(subscriptions, newest, generation, place)
     data = assignment.encode()
@@ -75,7 +75,7 @@ def assign(
     """
     # The outcome of the round before, if the leader knows it.
     last = None if previous is None or previous.generation != generation - 1 else previous
-    admitted, refused = admit(subscriptions, previous)
+    admitted, refused = admit_members(subscriptions, previous)
     readable = [said for said in subscriptions.values() if isinstance(said, Subscription)]
     unheard = _unheard(readable, last, generation)
     claims: dict[int, tuple[Subscription, bool]] = {}
@@ -123,7 +123,7 @@ def assign(
     return assignment, bool(unheard) and last is None
 
 
-def admit(
+def admit_members(
     subscriptions: Subscriptions, previous: Assignment | None
 ) -> tuple[dict[str, Subscription], dict[str, RefusedMember]]:
     """Return who is admitted, by name, and who is refused, by member id in the group.
@@ -134,7 +134,7 @@ def admit(
     refused: dict[str, RefusedMember] = {}
     readable: dict[str, Subscription] = {}
     for key, said in sorted(subscriptions.items()):
-        if isinstance(said, FormError):
+        if isinstance(said, UserDataError):
             refused[key] = RefusedMember("", f"its announcement is {said}")
         else:
             readable[key] = said

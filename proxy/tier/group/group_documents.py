@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 from pydantic import PlainSerializer, PlainValidator
 
-from proxy.state import Documented
+from proxy.state import JsonDataclass
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
 
@@ -47,7 +47,7 @@ Shares: TypeAlias = Annotated[
 """Loads of slots, written as shares of a member's capacity alone."""
 
 
-class FormError(ValueError):
+class UserDataError(ValueError):
     """These bytes are none of ours, or of a form that this version does not know."""
 
 
@@ -58,22 +58,22 @@ def pack(document: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """Return what was packed; raises FormError."""
+    """Return what was packed; raises UserDataError."""
     try:
         unpacking = zlib.decompressobj()
         text = unpacking.decompress(data, MAX_DOCUMENT_BYTES)
         document = json.loads(text) if unpacking.eof else None
     except (zlib.error, ValueError, RecursionError) as error:
-        raise FormError(f"not written by a proxy: {error}") from error
+        raise UserDataError(f"not written by a proxy: {error}") from error
     if not isinstance(document, dict):
-        raise FormError("not written by a proxy, cut off, or too long")
+        raise UserDataError("not written by a proxy, cut off, or too long")
     if document.get("form") != USER_DATA_SCHEMA:
         found = f"of form {document.get('form')!r}, and this version reads form {USER_DATA_SCHEMA}"
-        raise FormError(f"{found}: run versions that go together")
+        raise UserDataError(f"{found}: run versions that go together")
     return document
 
 
-class UserData(Documented):
+class UserData(JsonDataclass):
     """A dataclass that Kafka carries."""
 
     __slots__ = ()
@@ -84,12 +84,12 @@ class UserData(Documented):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read what was encoded; raises FormError."""
+        """Read what was encoded; raises UserDataError."""
         document = unpack(data)
         try:
             return cls.of(document)
         except (TypeError, ValueError) as error:
-            raise FormError(f"not as a proxy writes it: {error}") from error
+            raise UserDataError(f"not as a proxy writes it: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from proxy.tasks import wait_at_most
 from proxy.tier.slot_balance import Placement, placed_slots
 
 from .assignor import assign_to_members
-from .group_documents import NO_GENERATION, Assignment, FormError, RefusedMember, Subscription
+from .group_documents import NO_GENERATION, Assignment, RefusedMember, Subscription, UserDataError
 from .group_protocol import (
     MEMBER_ID_REQUIRED,
     NO_MEMBER_ID,
@@ -30,12 +30,12 @@ from .group_protocol import (
     REBALANCE_IN_PROGRESS,
     ErrorAction,
     action_for_error,
-    describe_request,
+    describe_groups_request,
     explain_refusal,
     heartbeat_request,
     join_request,
     leave_request,
-    list_request,
+    list_groups_request,
     sync_request,
 )
 from .slot_states import SlotStates
@@ -247,7 +247,7 @@ class GroupMember:
                 return await self._take_part(connection, tasks)
             finally:
                 connection.close()
-        except (UpstreamError, RefusedError, FormError) as error:
+        except (UpstreamError, RefusedError, UserDataError) as error:
             self._client.forget(self._coordinator_key)
             self._session.failed(str(error))
             return False
@@ -499,9 +499,9 @@ async def group_beside(
 
     async def look(broker: Address) -> None:
         with suppress(UpstreamError):
-            listed = (await client.ask(list_request(), broker)).groups
+            listed = (await client.ask(list_groups_request(), broker)).groups
             tiers = [each.group_id for each in listed if each.protocol_type == PROTOCOL_TYPE]
-            described = (await client.ask(describe_request(*tiers), broker)).groups
+            described = (await client.ask(describe_groups_request(*tiers), broker)).groups
             members.update((each.group_id, each.members) for each in described)
 
     await wait_at_most(ANSWER_LIMIT_S, asyncio.gather(*map(look, brokers)))
@@ -514,6 +514,6 @@ async def group_beside(
 
 
 def _state_topic_of(metadata: bytes) -> str | None:
-    with suppress(FormError):
+    with suppress(UserDataError):
         return Subscription.decode(metadata).state_topic
     return None

@@ -18,7 +18,7 @@ from kafka.protocol.consumer import (
 )
 
 from metrics.clock import MS_PER_SECOND
-from proxy.cluster.upstream import name_of
+from proxy.cluster.upstream import error_name
 from proxy.state import GroupFence
 
 PROTOCOL_TYPE = "quota-proxy"
@@ -98,7 +98,7 @@ def explain_refusal(error_code: int, fence: GroupFence, session_timeout_s: float
             f"{group} is full: raise the brokers' group.max.size, or run fewer machines"
         ),
     }
-    return texts.get(error_code, f"{group}: {name_of(error_code)}")
+    return texts.get(error_code, f"{group}: {error_name(error_code)}")
 
 
 def join_request(fence: GroupFence, session_timeout_s: float, subscription: bytes) -> Any:
@@ -132,12 +132,12 @@ def leave_request(fence: GroupFence) -> Any:
     )
 
 
-def list_request() -> Any:
+def list_groups_request() -> Any:
     """Return the request for the groups that a broker coordinates."""
     return ListGroupsRequest[2]()
 
 
-def describe_request(*group_ids: str) -> Any:
+def describe_groups_request(*group_ids: str) -> Any:
     """Return the request for the members of groups with their names (since Kafka 2.4)."""
     return DescribeGroupsRequest[4](groups=list(group_ids))
 

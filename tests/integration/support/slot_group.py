@@ -9,7 +9,7 @@ from kafka.protocol.consumer import JoinGroupRequest, LeaveGroupRequest, SyncGro
 
 from examples.devkit.loopback import HOST
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
-from proxy.cluster.upstream import UpstreamError, name_of
+from proxy.cluster.upstream import UpstreamError, error_name
 from proxy.state.kafka.slot_table import GroupFence
 
 PROTOCOL = "quota-proxy"
@@ -116,9 +116,9 @@ class SlotGroup:
 
 
 def check(response: Any) -> None:
-    assert not response.error_code, name_of(response.error_code)
+    assert not response.error_code, error_name(response.error_code)
 
 
 def check_code(error_code: int) -> None:
     if error_code:
-        raise UpstreamError("not_ready", name_of(error_code))
+        raise UpstreamError("not_ready", error_name(error_code))

@@ -10,7 +10,7 @@ from proxy.wire.apis import (
     PRODUCE,
     plan_of,
 )
-from proxy.wire.layout import write_uvarint
+from proxy.wire.layout import encode_uvarint
 from proxy.wire.rewrite import tail_without_endpoints
 
 LIST_OFFSETS = 2
@@ -107,21 +107,21 @@ def fetch_partitions(
         pack(">ihqqq", index, 0, 10, 10, 0)
         + b"\1"  # no aborted transactions
         + pack(">i", -1)
-        + write_uvarint(len(data) + 1)
+        + encode_uvarint(len(data) + 1)
         + data
         + b"\0"
         for index, data in enumerate(records)
     )
-    topic = bytes(16) + write_uvarint(len(records) + 1) + partitions + b"\0"
-    body = pack(">ihi", 0, 0, 0) + write_uvarint(2) + topic
+    topic = bytes(16) + encode_uvarint(len(records) + 1) + partitions + b"\0"
+    body = pack(">ihi", 0, 0, 0) + encode_uvarint(2) + topic
     tail = b"\0"
     if endpoints:
-        nodes = write_uvarint(len(endpoints) + 1)
+        nodes = encode_uvarint(len(endpoints) + 1)
         for node_id, (host, port) in endpoints.items():
             name = host.encode()
-            nodes += pack(">i", node_id) + write_uvarint(len(name) + 1) + name
+            nodes += pack(">i", node_id) + encode_uvarint(len(name) + 1) + name
             nodes += pack(">i", port) + b"\0\0"  # no rack, no tags
-        tail = b"\1\0" + write_uvarint(len(nodes)) + nodes
+        tail = b"\1\0" + encode_uvarint(len(nodes)) + nodes
     return (
         response(FETCH, version, correlation_id, body + tail),
         response(FETCH, version, correlation_id, body + tail_without_endpoints(tail)),

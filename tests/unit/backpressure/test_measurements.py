@@ -10,7 +10,7 @@ from proxy.backpressure.measurements import (
     MAX_WAITING_INTERVALS,
     REACH_GROWTH,
     InputRate,
-    RecordRatio,
+    PerRecordAverage,
     ThrottledRate,
     queued_ms,
 )
@@ -32,7 +32,7 @@ def test_waiting_does_not_pile_up_without_end():
 
 
 def test_per_record_is_decayed_over_batches():
-    size = RecordRatio()
+    size = PerRecordAverage()
     assert size.value is None
     size.add(1000, 10)
     assert size.value == 100
@@ -44,7 +44,7 @@ def test_per_record_is_decayed_over_batches():
 
 
 def test_what_is_read_ahead_is_used_up_record_by_record():
-    size = RecordRatio()
+    size = PerRecordAverage()
     size.add(100_000, 10)
     seen = []
     for _ in range(9):
@@ -56,7 +56,7 @@ def test_what_is_read_ahead_is_used_up_record_by_record():
 
 def test_batches_that_read_nothing_new_do_not_make_records_seem_smaller():
     """A consumer that reads far ahead: the size of a record must not fall meanwhile."""
-    size = RecordRatio()
+    size = PerRecordAverage()
     for _ in range(5):
         size.add(100_000, 100)
         for _ in range(9):
@@ -66,7 +66,7 @@ def test_batches_that_read_nothing_new_do_not_make_records_seem_smaller():
 
 
 def test_what_was_read_ahead_before_the_first_measurement_does_not_count():
-    size = RecordRatio()
+    size = PerRecordAverage()
     size.add(0, 50)
     assert size.value is None
     size.add(20_000, 40)

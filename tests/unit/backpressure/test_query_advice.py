@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.backpressure.query_advice import advise
-from proxy.progress.events import EventKind, ProgressEvent
+from proxy.progress.events import ProgressEvent, ProgressEventKind
 from proxy.progress.query import LastBatch, QueryProgress
 from proxy.progress.report import ReportedTrigger
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
@@ -161,8 +161,8 @@ def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     assert "batch_interval is 3 s" in find(query, three)["interval"]
     assert find(query, nine) == {}
     find(query, two)
-    assert [event.kind for event in events] == [EventKind.INTERVAL]
+    assert [event.kind for event in events] == [ProgressEventKind.INTERVAL]
     list(query.beginning_run("another run", 5.0, 5.0))
     assert list(query.advice) == []
     find(query)
-    assert [event.kind for event in events] == [EventKind.INTERVAL, EventKind.NAMES]
+    assert [event.kind for event in events] == [ProgressEventKind.INTERVAL, ProgressEventKind.NAMES]

@@ -11,7 +11,7 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from proxy.cluster.kafka_client import ANSWER_TIMEOUT_S, METADATA_VERSION, Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
-from proxy.cluster.upstream import CONNECTION_CLOSED, RefusedError, UpstreamError, name_of
+from proxy.cluster.upstream import CONNECTION_CLOSED, RefusedError, UpstreamError, error_name
 
 HOST = "127.0.0.1"
 HANDSHAKE, AUTHENTICATE = 17, 36
@@ -200,4 +200,4 @@ async def test_a_refusal_is_not_tried_again() -> None:
     ("code", "name"), [(16, "NOT_COORDINATOR"), (-1, "UNKNOWN"), (9999, "error 9999")]
 )
 def test_errors_have_kafkas_names(code: int, name: str) -> None:
-    assert name_of(code) == name
+    assert error_name(code) == name

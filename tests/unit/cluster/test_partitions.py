@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
-from proxy.cluster.kafka_client import MAX_REQUEST_PARTITIONS, named, requests_by_topic
+from proxy.cluster.kafka_client import MAX_REQUEST_PARTITIONS, chunks_by_topic, named
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_REQUEST_PARTITIONS, 2 * MAX_REQUEST_PARTITIONS + 1])
 def test_requests_are_bounded(count: int) -> None:
     partitions = {(f"t{number % 3}", number): number for number in range(count)}
-    parts = list(requests_by_topic(partitions))
+    parts = list(chunks_by_topic(partitions))
     sizes = [sum(map(len, topics.values())) for topics in parts]
     assert sum(sizes) == count
     assert all(size == MAX_REQUEST_PARTITIONS for size in sizes[:-1])

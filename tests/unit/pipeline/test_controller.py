@@ -18,7 +18,7 @@ from proxy.pipeline.nodes import (
     NodeHold,
     RateChange,
     delay_ms,
-    slowed,
+    delayed_rate,
 )
 from proxy.state import Record
 
@@ -40,7 +40,7 @@ DELAYS = {
 @pytest.mark.parametrize(("up", "down", "adjust", "delay", "rate"), DELAYS.values(), ids=DELAYS)
 def test_worked_figures(up, down, adjust, delay, rate):
     assert delay_ms(up, down, adjust) == pytest.approx(delay)
-    assert slowed(up, delay_ms(up, down, adjust)) == pytest.approx(rate)
+    assert delayed_rate(up, delay_ms(up, down, adjust)) == pytest.approx(rate)
 
 
 PERIOD_MS = 4_000.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.ledger import MAX_DONE_RANGES, EdgeTable, TopicRange, merged
+from proxy.pipeline.ledger import MAX_DONE_RANGES, EdgeTable, TopicRange, merge_ranges
 
 KEY = ("two", "B", 0)
 OTHER = ("two", "B", 1)
@@ -211,7 +211,7 @@ def test_refuses_ranges_that_cannot_be(wrong):
 
 def test_ranges_are_merged_by_partition():
     ranges = [("B", 0, 5, 7), ("B", 0, 0, 5), ("B", 1, 7, 9), ("A", 0, 3, 3), ("B", 0, 6, 6)]
-    assert merged(TopicRange(*each) for each in ranges) == [
+    assert merge_ranges(TopicRange(*each) for each in ranges) == [
         TopicRange("B", 0, 0, 7),
         TopicRange("B", 1, 7, 9),
     ]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_parts import source
 
-from proxy.pipeline.nodes import Controller, NodeHold, Upstream, fair_rates, raised_rates
+from proxy.pipeline.nodes import Controller, NodeHold, Upstream, lowered_rates, raised_rates
 
 INF = float("inf")
 
@@ -38,7 +38,7 @@ def rates_of(values) -> Upstream:
 
 @pytest.mark.parametrize(("upstream", "capacity", "expected"), FAIR.values(), ids=FAIR.keys())
 def test_fair_rates(upstream, capacity, expected):
-    rates = fair_rates(rates_of(upstream), capacity)
+    rates = lowered_rates(rates_of(upstream), capacity)
     wanted = {str(number): rate for number, rate in enumerate(expected) if rate is not None}
     assert rates == pytest.approx(wanted)
 
@@ -49,7 +49,7 @@ RATE = st.floats(1, 1e6)
 @given(st.lists(st.tuples(RATE, RATE, st.floats(0.01, 100)), min_size=1, max_size=8), RATE)
 def test_together_they_send_what_the_stage_processes_and_nobody_more_than_before(values, capacity):
     upstream = rates_of(values)
-    rates = fair_rates(upstream, capacity)
+    rates = lowered_rates(upstream, capacity)
     assert rates
     after = {each.name: rates.get(each.name, each.rate) for each, _ in upstream}
     sent = sum(each.rate * records for each, records in upstream)

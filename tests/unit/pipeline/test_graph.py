@@ -9,8 +9,8 @@ from proxy.pipeline.graph import (
     PipelineGraph,
     PipelineSettings,
     StageSettings,
-    find_conflicts,
     find_problems,
+    find_shared_members,
 )
 
 
@@ -129,13 +129,13 @@ def test_all_mistakes_are_told_at_once():
 
 def test_two_pipelines_share_no_members():
     one = pipeline(stage("one", "a"))
-    found = find_conflicts([one, replace(one, name="q")])
+    found = find_shared_members([one, replace(one, name="q")])
     assert [item.path for item in found] == [("pipelines", 1, "stages", 0, "name")]
 
 
 def test_two_pipelines_may_read_one_source_unless_both_hold_it():
     one = pipeline(stage("one", "a"), hold_producers=True)
     two = replace(pipeline(stage("two", "a")), name="q")
-    assert list(find_conflicts([one, two])) == []
-    found = find_conflicts([one, replace(two, hold_producers=True)])
+    assert list(find_shared_members([one, two])) == []
+    found = find_shared_members([one, replace(two, hold_producers=True)])
     assert [item.path for item in found] == [("pipelines", 1, "sources", 0, "client-id")]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.progress.events import EventKind
+from proxy.progress.events import ProgressEventKind
 from proxy.progress.log_edges import CUT_CONFIRM_MS
 from proxy.progress.offset_ranges import MAX_RANGES, MAX_SKIPS, SkipReason
 from proxy.progress.partition import PartitionProgress
@@ -131,7 +131,7 @@ def test_many_holes_are_noted_once_and_nothing_delivered_is_forgotten():
     part = Part(0, 10**6)
     for offset in range(0, 4000, 2):
         part.deliver(offset, offset + 1, 0.0)
-    assert part.sink.kinds == [EventKind.MERGED]
+    assert part.sink.kinds == [ProgressEventKind.MERGED]
     assert len(part.delivered) == MAX_RANGES
     assert not part.delivered.missing(0, 1)
     assert not part.delivered.missing(3998, 3999)
@@ -198,7 +198,7 @@ def test_a_log_that_ends_below_what_is_completed_is_another_one_when_seen_twice(
     assert (part.committed_to, part.log.high_watermark) == (80, 100)
     part.record_lookup_end(12, CUT_CONFIRM_MS, client_saw_it=False)
     assert (part.committed_to, part.log.high_watermark) == (None, 12)
-    assert part.sink.kinds == [EventKind.SKIPPED, EventKind.RECREATED]
+    assert part.sink.kinds == [ProgressEventKind.SKIPPED, ProgressEventKind.RECREATED]
     assert part.skips == [(80, 100, "recreated")]
 
 
@@ -245,7 +245,7 @@ def test_a_topic_made_anew_starts_over_and_the_old_id_is_heard_no_more():
     assert part.may_go_back
     assert not part.accepts_topic_id(OLD_ID, 2.0)
     assert part.log.topic_id == NEW_ID
-    assert part.sink.kinds.count(EventKind.RECREATED) == 1
+    assert part.sink.kinds.count(ProgressEventKind.RECREATED) == 1
 
 
 def test_a_batch_that_goes_back_with_its_log_is_taken():
@@ -265,7 +265,7 @@ def test_a_batch_that_goes_back_after_one_look_up_that_was_lower_is_taken():
     part.batch(80, 10)
     assert part.committed_to == 10
     assert part.log.high_watermark is None
-    assert EventKind.RECREATED in part.sink.kinds
+    assert ProgressEventKind.RECREATED in part.sink.kinds
 
 
 # --- gaps and what is skipped
@@ -275,7 +275,7 @@ def test_a_gap_is_completed_by_reports_that_were_lost():
     part = Part(10, 100)
     part.batch(30, 40, gap=None)
     assert (part.committed_to, part.skips) == (40, [])
-    assert part.sink.kinds == [EventKind.LOST_REPORTS]
+    assert part.sink.kinds == [ProgressEventKind.LOST_REPORTS]
     assert "10 to before 30" in part.sink.events[0][1]
 
 
@@ -389,7 +389,7 @@ def test_so_many_skips_that_they_blur_are_noted():
     part = Part(0, 10**6)
     for number in range(MAX_RANGES + 5):
         part.skip(number * 10, number * 10 + 4, UNEXPLAINED, 0.0)
-    assert Counter(part.sink.kinds)[EventKind.MERGED] == 1
+    assert Counter(part.sink.kinds)[ProgressEventKind.MERGED] == 1
     assert part.skipped.records == (MAX_RANGES + 5) * 4
 
 
@@ -401,7 +401,7 @@ def test_a_new_run_that_reads_again_is_a_replay():
     part.batch(10, 50)
     part.batch(30, 60, OTHER_RUN, gap=None)
     assert (part.committed_to, part.refetched) == (60, (30, 50))
-    assert part.sink.kinds == [EventKind.REPLAY]
+    assert part.sink.kinds == [ProgressEventKind.REPLAY]
     assert not part.may_go_back
 
 
@@ -410,7 +410,7 @@ def test_a_new_run_from_an_older_checkpoint_goes_back():
     part.batch(10, 50)
     part.batch(10, 20, OTHER_RUN, gap=None)
     assert part.committed_to == 20
-    assert part.sink.kinds == [EventKind.REPLAY, EventKind.RESET]
+    assert part.sink.kinds == [ProgressEventKind.REPLAY, ProgressEventKind.RESET]
     assert part.may_go_back
     assert part.lag_records() == 80
 
@@ -493,10 +493,10 @@ def test_a_stuck_partition_raises_an_alarm_once_and_says_when_it_moves():
     assert not part.stuck
     for now_ms in (1_000_300.0, 1_000_301.0):
         part.check_stuck(now_ms, 300.0)
-    assert part.sink.kinds == [EventKind.STUCK]
+    assert part.sink.kinds == [ProgressEventKind.STUCK]
     assert part.stuck_since_ms == 1_000_000.0
     part.batch(10, 15, now_ms=1_000_400.0)
-    assert part.sink.kinds == [EventKind.STUCK, EventKind.UNSTUCK]
+    assert part.sink.kinds == [ProgressEventKind.STUCK, ProgressEventKind.UNSTUCK]
     part.check_stuck(1_000_699.0, 300.0)
     assert not part.stuck
     part.check_stuck(1_000_700.0, 300.0)
@@ -527,4 +527,7 @@ def test_a_query_that_ended_is_not_stuck():
     part.check_stuck(0.0, 300.0)
     part.check_stuck(300.0, 300.0)
     part.end_alarm("the query has ended", 301.0)
-    assert (part.stuck, part.sink.kinds) == (False, [EventKind.STUCK, EventKind.UNSTUCK])
+    assert (part.stuck, part.sink.kinds) == (
+        False,
+        [ProgressEventKind.STUCK, ProgressEventKind.UNSTUCK],
+    )

@@ -7,7 +7,7 @@ from progress_world import Client, uuid
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.progress.events import EventKind
+from proxy.progress.events import ProgressEventKind
 from proxy.progress.progress_collector import ProgressCollector
 
 PREFIX = "kafka_quota_proxy_"
@@ -127,9 +127,9 @@ def test_a_query_has_failed_until_it_begins_again(world):
 
 def test_advice_is_shown_until_it_is_followed(world):
     world.driver().batch(None, 10)
-    world.query().advise(EventKind.INTERVAL, "write batch_interval: 2s", world.now_ms)
+    world.query().advise(ProgressEventKind.INTERVAL, "write batch_interval: 2s", world.now_ms)
     assert scrape(world)["query_advice"] == {("interval", "orders"): 1}
-    world.query().advise(EventKind.INTERVAL, None, world.now_ms)
+    world.query().advise(ProgressEventKind.INTERVAL, None, world.now_ms)
     assert "query_advice" not in scrape(world)
 
 

@@ -13,7 +13,7 @@ from proxy.progress.tracker import MAX_AGE_MS
 from proxy.queries.following import FollowingContext
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.intercept_queue import InterceptQueue
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import EARLIEST, LATEST
@@ -34,7 +34,7 @@ class AnsweringWorld(QueryWorld):
             *((), self.registry, self.backpressure, self.quotas, self.instruments),
             on_change=lambda: None,
         )
-        turns = ReportScheduler(Slices())
+        turns = ReportScheduler(TimeSlicer())
         self.following = FollowingContext(
             *(self.registry, self.backpressure, self.names, self.quotas, pipelines, turns),
             InterceptQueue(lambda *_: None),

@@ -1,13 +1,13 @@
 """How long drivers that came to the wrong member are sent on."""
 
-from proxy.queries.following import FORGOTTEN_MS, SENT_ON_MS, DriversSentOn
+from proxy.queries.following import FORGOTTEN_MS, SENT_ON_MS, RedirectedDrivers
 from proxy.wire.list_offsets import EARLIEST, LATEST, LookupRequest
 
 LOOKUP = LookupRequest(0, {("t", 0): LATEST, ("t", 1): EARLIEST}, 7)
 
 
 def test_where_logs_begin_is_answered():
-    assert not DriversSentOn().sends_on("c", LookupRequest(0, {("t", 0): EARLIEST}), 0.0)
+    assert not RedirectedDrivers().sends_on("c", LookupRequest(0, {("t", 0): EARLIEST}), 0.0)
 
 
 def asks(visits, client_id, from_ms, until_ms, each_ms=FORGOTTEN_MS):
@@ -20,7 +20,7 @@ def asks(visits, client_id, from_ms, until_ms, each_ms=FORGOTTEN_MS):
 
 
 def test_a_driver_is_not_sent_on_for_ever():
-    visits = DriversSentOn()
+    visits = RedirectedDrivers()
     assert asks(visits, "c", 0.0, SENT_ON_MS - 1)
     assert not visits.sends_on("c", LOOKUP, SENT_ON_MS)
     assert visits.sends_on("other", LOOKUP, SENT_ON_MS)
@@ -30,4 +30,4 @@ def test_a_driver_is_not_sent_on_for_ever():
 
 
 def test_a_driver_that_was_answered_elsewhere_meanwhile_begins_anew():
-    assert asks(DriversSentOn(), "c", 0.0, 10 * SENT_ON_MS, FORGOTTEN_MS + 1)
+    assert asks(RedirectedDrivers(), "c", 0.0, 10 * SENT_ON_MS, FORGOTTEN_MS + 1)

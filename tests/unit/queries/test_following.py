@@ -15,7 +15,7 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import INTERCEPTED_APIS
-from proxy.slices import SLICE_S, Slices
+from proxy.slices import SLICE_S, TimeSlicer
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import LATEST
@@ -56,7 +56,7 @@ class FollowingWorld(QueryWorld):
         self.open_queries(configured(*queries))
         self.appends = Appends(*writers)
         self.unshown = InterceptQueue(lambda *_: None)
-        names, turns = TopicNames(), ReportScheduler(Slices(slice_s))
+        names, turns = TopicNames(), ReportScheduler(TimeSlicer(slice_s))
         self.following = FollowingContext(
             *(self.registry, self.backpressure, names, self.quotas, self.appends, turns),
             self.unshown,

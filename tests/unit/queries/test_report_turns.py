@@ -15,7 +15,7 @@ from proxy.queries.following import APPLIED_WAIT_MS, FollowingContext
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.relay.intercept_queue import InterceptQueue
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.wire.apis import LIST_OFFSETS
 
 PARTITIONS = 5
@@ -35,7 +35,7 @@ class TurnsWorld(QueryWorld):
             *((), self.registry, self.backpressure, self.quotas, self.instruments),
             on_change=lambda: None,
         )
-        self.turns = ReportScheduler(Slices(0.0))
+        self.turns = ReportScheduler(TimeSlicer(0.0))
         following = FollowingContext(
             *(self.registry, self.backpressure, TopicNames(), self.quotas, pipelines, self.turns),
             InterceptQueue(lambda *_: None),

@@ -10,7 +10,7 @@ from parts.quota_world import QuotaWorld, taken
 
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gate import FetchSizes, InFlightFetch, Waiter
+from proxy.quota.gate import FetchSizes, GateWaiter, InFlightFetch
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LEASE_MS
 from proxy.quota.rules import QuotaSettings, Rule
@@ -129,7 +129,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self.client = self.client or self.world.client
-        self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
+        self._waiter = GateWaiter(lambda at_ms: self.world.at(at_ms, self._try))
         self._waits = self._is_by_lane = False
         self._renewed_ms, self._granted = -math.inf, 0
         self._lent: InFlightFetch | None = None
@@ -235,7 +235,7 @@ class Producer:
     def __post_init__(self) -> None:
         self.client = self.client or self.world.client
         self._began_ms = 0.0
-        self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
+        self._waiter = GateWaiter(lambda at_ms: self.world.at(at_ms, self._try))
         self._waits = False
 
     def ask(self) -> None:
@@ -276,7 +276,7 @@ class Announcer:
 
     def __post_init__(self) -> None:
         self.client = self.client or self.world.client
-        self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
+        self._waiter = GateWaiter(lambda at_ms: self.world.at(at_ms, self._try))
         self._left = 0
         self._waits = False
 

@@ -20,16 +20,16 @@ from proxy.quota.budget_leases import (
     RATE_LEASE_MS,
     SKEW_MS,
     VOTE_MS,
+    ActiveLease,
     BudgetClaim,
     BudgetOwner,
     Demand,
     OwnerVote,
     OwnerVotes,
     RateLease,
-    UsedLease,
     Voters,
 )
-from proxy.quota.shares import Claim, divide
+from proxy.quota.shares import Claim, divide_fairly
 
 BUDGET = 200.0
 GUARANTEED = 4.0
@@ -73,7 +73,7 @@ class Network:
     delay_ms: Callable[[], float | None] = lambda: 1.0
     guaranteed: float = 0.0
     now_ms: float = 0.0
-    users: dict[str, tuple[str, OwnerVote, UsedLease]] = field(init=False)
+    users: dict[str, tuple[str, OwnerVote, ActiveLease]] = field(init=False)
     """By the names of members, with the names of their processes."""
     asked: dict[str, str] = field(default_factory=dict)
     """Whom a member takes for the owner, if not FIRST."""
@@ -117,8 +117,8 @@ class Network:
             process.view = number
             process.votes.voters.use(view, self.now_ms)
 
-    def new_user(self, name: str) -> tuple[str, OwnerVote, UsedLease]:
-        return f"{name}#{self.now_ms}", OwnerVote(self.clock_ms(name)), UsedLease()
+    def new_user(self, name: str) -> tuple[str, OwnerVote, ActiveLease]:
+        return f"{name}#{self.now_ms}", OwnerVote(self.clock_ms(name)), ActiveLease()
 
     def look(self, owner: str) -> None:
         self.at(self.now_ms + LOOK_EVERY_MS, lambda: self.look(owner))
@@ -272,7 +272,7 @@ def test_each_member_gets_what_is_due_to_its_clients():
     claims = {"a": BudgetClaim(3, 60.0), "b": ALL, "c": ALL}
     net = Network(claims)
     net.run(SETTLED_MS)
-    due = divide(BUDGET, [each for claim in claims.values() for each in claim.among({})])
+    due = divide_fairly(BUDGET, [each for claim in claims.values() for each in claim.among({})])
     assert list(net.rates().values()) == pytest.approx(due, rel=0.1)
     assert net.total() >= 0.97 * BUDGET
 
@@ -387,7 +387,7 @@ def test_an_owner_that_stood_still_asks_for_votes_anew():
 
 
 def test_a_member_uses_no_lease_that_is_earlier_than_the_one_before():
-    user, first, second = UsedLease(), 1, 2
+    user, first, second = ActiveLease(), 1, 2
     assert not user.take(RateLease(second, 5.0, 1.0), 10.0, 10.0)
     assert not user.take(RateLease(first, 50.0, 1.0), 0.0, 10.0)
     assert user.rate(10.0) == 5.0

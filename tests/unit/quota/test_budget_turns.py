@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from proxy.quota.shares import Claim, divide
-from proxy.quota.turns import TurnMember, TurnPath, Turns
+from proxy.quota.shares import Claim, divide_fairly
+from proxy.quota.turns import TurnNode, TurnPath, Turns
 
 LINK = 200.0
 """MB/s."""
@@ -66,8 +66,8 @@ class Link:
         return {name: each.got / passed_ms / BYTES_PER_MS for name, each in self.clients.items()}
 
 
-def client(name: str, claim: Claim, *within: TurnMember, connections: int = 1) -> Backlogged:
-    step = TurnMember(name, claim.weight, claim.guaranteed * BYTES_PER_MS)
+def client(name: str, claim: Claim, *within: TurnNode, connections: int = 1) -> Backlogged:
+    step = TurnNode(name, claim.weight, claim.guaranteed * BYTES_PER_MS)
     return Backlogged((*within, step), connections)
 
 
@@ -80,7 +80,7 @@ def test_each_gets_its_weighted_max_min_share(kind, notebooks):
     claims = {"etl": ETL, **{f"n-{number}": Claim() for number in range(notebooks)}}
     link = Link({name: client(name, claim) for name, claim in claims.items()}, SIZES[kind])
     link.run(END_MS)
-    due = dict(zip(claims, divide(LINK, list(claims.values())), strict=True))
+    due = dict(zip(claims, divide_fairly(LINK, list(claims.values())), strict=True))
     turn = 2_000_000 / (END_MS - SETTLED_MS) / BYTES_PER_MS
     for name, rate in link.rates().items():
         assert rate == pytest.approx(due[name], rel=0.05, abs=2 * turn), name
@@ -94,7 +94,7 @@ def test_connections_are_no_shares():
 
 
 def test_a_group_in_a_group_is_one_of_its_members():
-    adhoc = TurnMember("adhoc", 1.0)
+    adhoc = TurnNode("adhoc", 1.0)
     clients = {
         "etl": client("etl", ETL),
         **{f"n-{number}": client(f"n-{number}", Claim(), adhoc) for number in range(12)},
@@ -132,7 +132,7 @@ def test_a_newcomers_small_answer_does_not_wait_for_many_large_ones():
     }
     link = Link(clients, SIZES["large"])
     link.run(SETTLED_MS)
-    path = (TurnMember("new"),)
+    path = (TurnNode("new"),)
     link.turns.join(("new", 0), path, 50_000, link.now_ms)
     begin_ms = link.now_ms
     while (waiter := link.turns.first(link.now_ms)) != ("new", 0):

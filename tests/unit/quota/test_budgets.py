@@ -10,7 +10,7 @@ from parts.quota_world import QuotaWorld
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.gate import FetchSizes
 from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, RuleTable, Share
-from proxy.quota.shares import Claim, divide
+from proxy.quota.shares import Claim, divide_fairly
 
 RATE = 200 * MB
 ASKED_BYTES = 50 * MB
@@ -163,7 +163,7 @@ def test_a_guarantee_is_a_floor_of_the_share(notebooks):
     for name in ("etl", *names):
         world.reads(name)
     world.loop.run(END_MS)
-    shares = divide(200, [Claim(3, 60, 150), *[Claim()] * notebooks])
+    shares = divide_fairly(200, [Claim(3, 60, 150), *[Claim()] * notebooks])
     assert list(world.rates().values()) == pytest.approx(shares, **SETTLED)
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT
-from proxy.quota.gate import Waiter
+from proxy.quota.gate import GateWaiter
 from proxy.quota.rules import Budget, QuotaSettings, Rule, Share
 
 SETTLED_MS = 20_000.0
@@ -224,7 +224,7 @@ def test_what_a_client_took_of_its_bound_is_owed_after_a_change_of_its_sensor(ch
         if now_ms % 1000 == 1:
             world.quotas.update(QuotaSettings(rules=(rule,)))
         for client in clients:
-            waiter = Waiter(lambda _: None)
+            waiter = GateWaiter(lambda _: None)
             if client.admit(CONSUMER, waiter, None, now_ms, holds=True):
                 hold = client.charge(CONSUMER, 100_000, now_ms)
                 taken += 100_000 if hold is None or hold.due_ms <= WINDOW_MS else 0

@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from proxy.quota.delay_queue import (
     MAX_RELEASED,
     SHORTEST_PAUSE_MS,
-    Delayed,
+    DelayedResponse,
     DelayQueue,
 )
 
@@ -169,12 +169,12 @@ def alive(kind):
 
 def test_cancelled_entries_are_not_kept():
     queue = make_queue()
-    others = alive(Delayed)
+    others = alive(DelayedResponse)
     entries = [queue.add(i, lambda: None) for i in range(1000)]
     while len(entries) > 1:
         entries.pop().cancel()
     assert len(queue) == 1
-    assert alive(Delayed) - others < 128
+    assert alive(DelayedResponse) - others < 128
     assert queue.next_due_ms == 0
 
 

@@ -10,13 +10,13 @@ from metrics.clock import MS_PER_SECOND
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     VOTE_MS,
+    ActiveLease,
     BudgetClaim,
     BudgetOwner,
     Demand,
     InnerClaim,
     OwnerVotes,
     RateLease,
-    UsedLease,
     Voters,
     claim_of,
     is_idle,
@@ -42,7 +42,7 @@ class Member:
         self.quotas: QuotaManager = QuotaWorld(SHARED).quotas
         self.quotas.divide(lambda _: True)
         self.quotas.on_leased = lambda: world.loop.at(world.loop.now_ms, self.ask)
-        self.user, self.moved, self.asked_ms = UsedLease(), 0.0, 0.0
+        self.user, self.moved, self.asked_ms = ActiveLease(), 0.0, 0.0
 
     def look(self) -> None:
         now_ms = self.world.loop.now_ms

@@ -16,8 +16,8 @@ from proxy.quota.gate import (
     USEFUL_GRANT_BYTES,
     FetchSizes,
     Gate,
+    GateWaiter,
     InFlightFetch,
-    Waiter,
 )
 from proxy.quota.pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
 
@@ -39,13 +39,13 @@ class GateWorld:
         self.gate = Gate(self.pacer, lambda _: allowance_ms)
         self.woken: list[tuple[str, float]] = []
 
-    def waiter(self, name: str) -> Waiter:
-        return Waiter(lambda at_ms: self.woken.append((name, at_ms)))
+    def waiter(self, name: str) -> GateWaiter:
+        return GateWaiter(lambda at_ms: self.woken.append((name, at_ms)))
 
     def expect(self, last_bytes: int | None = None, granted: int = 0) -> InFlightFetch:
         return self.gate.expect(FetchSizes(last_bytes), 0.0, granted, holds=False)
 
-    def waits(self, waiter: Waiter, now_ms: float, ahead_ms: float = AHEAD_MS) -> bool:
+    def waits(self, waiter: GateWaiter, now_ms: float, ahead_ms: float = AHEAD_MS) -> bool:
         if self.gate.lets(waiter, ahead_ms, now_ms):
             waiter.leave(now_ms)
             return False

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld, taken
 
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.gate import GRANT_MS, FetchSizes, InFlightFetch, Waiter
+from proxy.quota.gate import GRANT_MS, FetchSizes, GateWaiter, InFlightFetch
 from proxy.quota.meter import AdaptedBound
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.quota.values import MAX_SIZE_BYTES
@@ -34,7 +34,7 @@ class FetchWorld(QuotaWorld):
         self.client = self.client_quotas()
         self.woken: list[tuple[int, float]] = []
         self.waiters = [
-            Waiter(lambda at_ms, number=number: self.woken.append((number, at_ms)))
+            GateWaiter(lambda at_ms, number=number: self.woken.append((number, at_ms)))
             for number in range(CONNECTIONS)
         ]
         self.in_flight = [deque() for _ in self.waiters]
@@ -187,7 +187,7 @@ def test_many_connections_are_lent_no_more_than_one():
         for number, before in enumerate(lent):
             if before is not None:
                 before.cancel()
-            assert client.lends(CONSUMER, Waiter(print), 1.0)
+            assert client.lends(CONSUMER, GateWaiter(print), 1.0)
             size, lent[number] = client.lend_fetches(asked, FetchSizes(), 1.0, holds=True)
             granted.append(size)
         if not turn:

@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from proxy.admin.sensor_rows import SHOWN_CLIENTS, row_groups
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.meter import QUIET_MS
-from proxy.quota.meters import ThrottleTime, longest
+from proxy.quota.meters import ThrottleTime, longest_throttle
 from proxy.quota.rules import QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -118,10 +118,10 @@ def test_of_three_quotas_the_largest_delay_counts_and_not_the_sum():
         client.charge(REQUEST, 10_500.0, 0.0),
     ]
     assert [charge.delay_ms for charge in charges] == [1000, 3000, 500]
-    assert longest(charges) is charges[1]
-    assert longest([None, charges[2], None]) is charges[2]
-    assert longest([None]) is None
-    assert longest([]) is None
+    assert longest_throttle(charges) is charges[1]
+    assert longest_throttle([None, charges[2], None]) is charges[2]
+    assert longest_throttle([None]) is None
+    assert longest_throttle([]) is None
 
 
 def test_one_hold_is_at_most_max_delay():

@@ -7,7 +7,7 @@ from parts.quota_world import QuotaWorld, shown_figure
 
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.gate import FetchSizes, Waiter
+from proxy.quota.gate import FetchSizes, GateWaiter
 from proxy.quota.meter import AdaptedBound
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 
@@ -26,7 +26,7 @@ def counted(world: QuotaWorld, name: str, kind: QuotaKind = CONSUMER) -> float:
 
 def goes_on(client: ClientQuotas, now_ms: float, holds: bool = True) -> bool:
     """Whether nothing of a Fetch is held, lowered or kept waiting."""
-    waiter = Waiter(lambda _: None)
+    waiter = GateWaiter(lambda _: None)
     is_admitted = client.admit(CONSUMER, waiter, None, now_ms, holds=holds)
     return (
         is_admitted
@@ -86,7 +86,7 @@ def test_the_relay_may_send_on_at_once(kind: QuotaKind | None):
     client = QuotaWorld(rule).client_quotas()
     client.charge(CONSUMER, MB, 0.0)
     client.charge(PRODUCER, MB, 0.0)
-    assert client.lends(kind, Waiter(lambda _: None), 0.0)
+    assert client.lends(kind, GateWaiter(lambda _: None), 0.0)
 
 
 def test_only_the_quotas_of_the_rule_are_not_enforced():
@@ -104,7 +104,7 @@ def test_who_is_held_waits_for_nothing_once_it_is_not_enforced():
     world = QuotaWorld(RULE)
     client = world.client_quotas()
     woken: list[float] = []
-    waiter = Waiter(woken.append)
+    waiter = GateWaiter(woken.append)
     assert client.charge(CONSUMER, 100 * MB, 0.0) is not None
     assert not client.admit(CONSUMER, waiter, None, 0.0, holds=True)
     woken.clear()

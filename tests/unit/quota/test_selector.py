@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.quota.entities import DEFAULT
-from proxy.quota.validation import CLIENT_KEYS, parse_selector, selector_of
+from proxy.quota.validation import CLIENT_KEYS, format_selector, parse_selector
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from proxy.quota.validation import CLIENT_KEYS, parse_selector, selector_of
     ],
 )
 def test_keys_have_one_selector(keys, text):
-    assert selector_of(keys) == text
+    assert format_selector(keys) == text
     assert parse_selector(text) == keys
 
 
@@ -45,7 +45,7 @@ VALUES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 def test_every_selector_is_read_back(keys):
     if {"client-id", "client-id-prefix"} <= keys.keys():
         del keys["client-id"]
-    text = selector_of(keys)
+    text = format_selector(keys)
     assert text.isascii()
     assert text.isprintable()
     assert parse_selector(text) == keys

@@ -11,7 +11,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota import manager
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import Debt
+from proxy.quota.manager import SensorDebt
 from proxy.quota.pacer import LARGE_DEBT_MS, MAX_CARRY_MS
 from proxy.quota.rules import DEFAULT_BURST_MS as BURST_MS
 from proxy.quota.rules import Rule
@@ -196,7 +196,7 @@ def test_debts_go_with_the_client(kind, connected):
     (debt,) = old.quotas.debts(lambda _: True, old.now_ms)
     assert debt.owed_ms == pytest.approx(SPAN_MS if kind.is_time else 1000.0, abs=500.0)
     assert old.quotas.debts(lambda _: False, old.now_ms) == []
-    assert Debt.of(json.loads(json.dumps(debt.document()))) == debt
+    assert SensorDebt.of(json.loads(json.dumps(debt.document()))) == debt
 
     client = new.client_quotas()
     if connected:
@@ -248,10 +248,10 @@ def test_debts_that_nobody_comes_for_are_bounded(monkeypatch):
     made = world()
     quotas = made.quotas
     for number in range(10):
-        quotas.take_debts([Debt(CLIENT, f"entity-{number}", CONSUMER, 1000.0)], made.now_ms)
+        quotas.take_debts([SensorDebt(CLIENT, f"entity-{number}", CONSUMER, 1000.0)], made.now_ms)
         assert len(quotas.debts(lambda _: True, made.now_ms)) == min(number + 1, 3)
     made.pass_ms(2000.0)
-    quotas.take_debts([Debt(CLIENT, "late", CONSUMER, 1000.0)], made.now_ms)
+    quotas.take_debts([SensorDebt(CLIENT, "late", CONSUMER, 1000.0)], made.now_ms)
     assert len(list(quotas.owing(lambda _: True, lambda: made.now_ms))) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.quota.shares import Claim, divide
+from proxy.quota.shares import Claim, divide_fairly
 
 ETL = Claim(weight=3, guaranteed=60, ceiling=150)
 NOTEBOOK = Claim()
@@ -25,11 +25,11 @@ WORKED = [
 
 @pytest.mark.parametrize(("claims", "shares"), WORKED)
 def test_worked_figures(claims, shares):
-    assert divide(200, claims) == pytest.approx(shares, abs=0.01)
+    assert divide_fairly(200, claims) == pytest.approx(shares, abs=0.01)
 
 
 def test_guarantees_that_are_too_large_are_cut_in_proportion():
-    assert divide(60, [Claim(guaranteed=60), Claim(guaranteed=30), Claim()]) == [40, 20, 0]
+    assert divide_fairly(60, [Claim(guaranteed=60), Claim(guaranteed=30), Claim()]) == [40, 20, 0]
 
 
 RATES = st.floats(0.0, 1e6)
@@ -44,7 +44,7 @@ CLAIMS = st.builds(
 
 @given(st.floats(1.0, 1e6), st.lists(CLAIMS, max_size=20))
 def test_all_is_given_and_nobody_could_have_more_but_of_who_has_more(rate, claims):
-    shares = divide(rate, claims)
+    shares = divide_fairly(rate, claims)
     wanted = math.fsum(claim.most for claim in claims)
     assert math.fsum(shares) == pytest.approx(min(rate, wanted), rel=1e-6, abs=1e-6)
     floors = math.fsum(claim.floor for claim in claims)

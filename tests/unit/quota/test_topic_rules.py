@@ -4,7 +4,7 @@ import pytest
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.gate import Waiter
+from proxy.quota.gate import GateWaiter
 from proxy.quota.rules import QuotaPause, QuotaSettings, Rule, RuleTable
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
@@ -92,8 +92,8 @@ def test_who_has_no_such_rule_is_not_walked():
     assert not other.walks(CONSUMER)
     assert other.walks(PRODUCER)
     assert other.is_bounded
-    assert other.lends(CONSUMER, Waiter(lambda _: None), 0.0)
-    assert not other.lends(PRODUCER, Waiter(lambda _: None), 0.0)
+    assert other.lends(CONSUMER, GateWaiter(lambda _: None), 0.0)
+    assert not other.lends(PRODUCER, GateWaiter(lambda _: None), 0.0)
     assert world.quotas.unbounded() == [other.identity]
 
 
@@ -104,7 +104,7 @@ def test_a_request_for_a_topic_that_owes_waits_at_its_gate():
     assert other.topic_meter(CONSUMER, "orders", 0.0) is meter, "it is one topic for all"
     one.charge_at(meter, 5000, 0.0)
     wakes = []
-    waiter = Waiter(wakes.append)
+    waiter = GateWaiter(wakes.append)
     assert other.admit(CONSUMER, waiter, None, 0.0)
     assert not other.admit(CONSUMER, waiter, None, 0.0, topics=[meter])
     assert (waiter.kind, waiter.entity) == (CONSUMER, "topic=orders")
@@ -137,7 +137,7 @@ def test_what_is_not_enforced_is_measured_and_held_for_nothing(how):
     meter = client.topic_meter(CONSUMER, "orders", 0.0)
     assert client.charge_at(meter, 1e6, 0.0) is None
     assert client.owed_at(meter, 0.0) is None
-    assert client.admit(CONSUMER, Waiter(lambda _: None), None, 0.0, topics=[meter])
+    assert client.admit(CONSUMER, GateWaiter(lambda _: None), None, 0.0, topics=[meter])
     (row,) = world.rows(0.0)
     assert (row.enforced, row.would_throttle) == (False, 1)
 

@@ -15,7 +15,7 @@ from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT
 from proxy.quota.gate import FetchSizes
 from proxy.quota.rules import Rule
-from proxy.quota.turns import MOST_KNOWN, TURN_BYTES, FairOrder, TurnMember, Turns
+from proxy.quota.turns import MOST_KNOWN, TURN_BYTES, FairOrder, TurnNode, Turns
 
 END_MS = 60_000.0
 SETTLED_MS = 20_000.0
@@ -206,7 +206,7 @@ def test_a_client_with_a_new_name_for_each_request_starves_nobody(way, user):
     assert next(names) > END_MS / 1000
 
 
-CLIENT = TurnMember(None), TurnMember("c")
+CLIENT = TurnNode(None), TurnNode("c")
 
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "take", "leave"]), st.integers(0, 5))))
@@ -226,9 +226,9 @@ def test_connections_of_one_client_take_turns_in_the_order_in_which_they_came(st
 
 
 PATHS = st.tuples(
-    st.builds(lambda name: TurnMember(name, 0.5), st.sampled_from([None, "alice", "bob"])),
+    st.builds(lambda name: TurnNode(name, 0.5), st.sampled_from([None, "alice", "bob"])),
     st.builds(
-        lambda name: TurnMember(name, 2.0, 50.0 if name == "a" else 0.0), st.sampled_from("ab")
+        lambda name: TurnNode(name, 2.0, 50.0 if name == "a" else 0.0), st.sampled_from("ab")
     ),
 )
 
@@ -257,7 +257,7 @@ def test_who_always_waits_has_no_more_than_a_turn_more_than_others(sizes, rounds
     order = FairOrder()
     had = dict.fromkeys(range(len(sizes)), 0)
     for key, size in enumerate(sizes):
-        order.join(TurnMember(key), size, 0.0)
+        order.join(TurnNode(key), size, 0.0)
     for _ in range(rounds):
         key = order.first(0.0)
         order.take(key, sizes[key], 0.0)
@@ -268,13 +268,13 @@ def test_who_always_waits_has_no_more_than_a_turn_more_than_others(sizes, rounds
 def test_of_those_that_left_no_more_is_kept_than_there_is_room_for():
     def come_and_go(first, last):
         for key in range(first, last):
-            order.join(TurnMember(key, guaranteed=1.0), 1, 0.0)
+            order.join(TurnNode(key, guaranteed=1.0), 1, 0.0)
             if key % 2:
                 order.take(key, 1, 0.0)
             order.leave(key)
 
     order = FairOrder()
-    order.join(TurnMember(-1), 0, 0.0)
+    order.join(TurnNode(-1), 0, 0.0)
     tracemalloc.start()
     try:
         come_and_go(0, 5 * MOST_KNOWN)
@@ -291,9 +291,9 @@ def test_a_large_request_counts_as_much_as_it_brings():
     """What follows its head, which took the turn, counts like turns of its own."""
     order = FairOrder()
     for key in "ab":
-        order.join(TurnMember(key), TURN_BYTES, 0.0)
+        order.join(TurnNode(key), TURN_BYTES, 0.0)
     order.take(order.first(0.0), TURN_BYTES, 0.0)
-    order.took(TurnMember("a"), 3 * TURN_BYTES)
+    order.took(TurnNode("a"), 3 * TURN_BYTES)
     turns = []
     for _ in range(5):
         turns.append(order.first(0.0))

@@ -6,7 +6,7 @@ from parts.virtual_time import VirtualTime
 from proxy import debt_records
 from proxy.debt_records import DEBTS_SCHEMA
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import Debt
+from proxy.quota.manager import SensorDebt
 from proxy.state import MemoryStore, Record
 from proxy.tier.records import (
     MOST_SERVED_ON_MS,
@@ -17,14 +17,14 @@ from proxy.tier.records import (
 )
 
 
-def etl(owed_ms: float) -> Debt:
+def etl(owed_ms: float) -> SensorDebt:
     client = ClientIdentity("main", None, "etl")
-    return Debt(client, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, owed_ms)
+    return SensorDebt(client, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, owed_ms)
 
 
-def web(owed_ms: float) -> Debt:
+def web(owed_ms: float) -> SensorDebt:
     client = ClientIdentity("main", "anna", "web")
-    return Debt(client, "user=anna", QuotaKind.PRODUCER_BYTE_RATE, owed_ms)
+    return SensorDebt(client, "user=anna", QuotaKind.PRODUCER_BYTE_RATE, owed_ms)
 
 
 @pytest.fixture

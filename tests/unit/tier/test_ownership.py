@@ -12,7 +12,7 @@ from parts.member_world import Tier
 from prometheus_client import CollectorRegistry, Counter
 
 from proxy.config import load_config
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.state import GroupFence, MemoryStore, StateError
 from proxy.state.kafka.slot_table import SlotTable
 from proxy.tasks import end_tasks
@@ -72,7 +72,7 @@ def ownership_over(store: SlotsInMemory, folder: Path) -> SlotOwnership:
     ownership = SlotOwnership(
         *(NAME, world.queries, world.quotas),
         SimpleNamespace(is_cut_off=False),  # type: ignore[arg-type]
-        *(Slices(), lead),
+        *(TimeSlicer(), lead),
         steering=SlotSteering(NAME),
         rules=TierRules(load_config(file)),
         peers=Peers(PeerClient()),

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import Debt
+from proxy.quota.manager import SensorDebt
 from proxy.state import Record
 from proxy.tier import peers as peers_module
 from proxy.tier.peer_client import (
@@ -24,7 +24,7 @@ from proxy.tier.peers import Peers
 HOST = "127.0.0.1"
 ROW = ["main", None, "etl", "10.0.0.9", "consumer_byte_rate", 1024.0]
 ETL = ClientIdentity("main", None, "etl")
-DEBT = Debt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 5.0)
+DEBT = SensorDebt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 5.0)
 LIMIT_S = 20.0
 
 

@@ -2,9 +2,9 @@
 
 from proxy.cluster.upstream import Address
 from proxy.tier.reachability import SETTLE_S, ReachabilityProbe
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses
+from proxy.tier.slot_map import AdvertisedListener, MemberAddresses
 
-MEMBER = MemberAddresses("b/0", {"default": ListenerPorts("b.proxy.example", 9092)})
+MEMBER = MemberAddresses("b/0", {"default": AdvertisedListener("b.proxy.example", 9092)})
 
 
 class Network:

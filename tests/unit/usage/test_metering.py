@@ -6,7 +6,7 @@ import pytest
 from parts.usage_world import UsageWorld, open_writer
 from parts.virtual_time import VirtualTime
 
-from proxy.slices import Slices
+from proxy.slices import TimeSlicer
 from proxy.usage.usage_meter import UsageRecorder
 
 START_S = 1_790_000_000.0 // 3600 * 3600 + 12.5
@@ -23,7 +23,7 @@ class MeteringWorld(VirtualTime):
         self.metering = UsageRecorder(
             self.usage.meter,
             self.writer,
-            Slices(),
+            TimeSlicer(),
             member="host/0",
             interval_s=interval_s,
             clock_s=lambda: self.now_s,

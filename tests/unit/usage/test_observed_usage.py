@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from parts.usage_world import record
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
-from proxy.usage.observed_usage import ROOM_BYTES, Observed, ObservedClient, observed_client
+from proxy.usage.observed_usage import ROOM_BYTES, ObservedClient, ObservedUsage, observed_client
 from proxy.usage.usage_record import bucket_of, quantile_of
 
 SPARK = "consumer-spark-kafka-source-{}-1234567-executor-{}"
@@ -54,7 +54,7 @@ def test_whom_a_client_counts_as(user, client_id, client):
 
 
 def test_doubles_count_once_by_member_run_and_partition():
-    observed = Observed(10)
+    observed = ObservedUsage(10)
     for partition, changes in (
         (0, {"sequence": 0}),
         (0, {"sequence": 3}),
@@ -72,7 +72,7 @@ def test_doubles_count_once_by_member_run_and_partition():
 
 @pytest.mark.parametrize("value", [None, b"", b"{}", b"\xff", b'{"schema_version":1}'])
 def test_what_is_no_record_is_counted(value):
-    observed = Observed(10)
+    observed = ObservedUsage(10)
     observed.add_message(0, value)
     newer = record().model_dump_json().replace('"schema_version":1', '"schema_version":2')
     observed.add_message(0, newer.encode())
@@ -91,7 +91,7 @@ def test_what_is_no_record_is_counted(value):
     ],
 )
 def test_figures_that_cannot_be_are_no_record(changes):
-    observed = Observed(10)
+    observed = ObservedUsage(10)
     value = record().model_copy(update=changes).model_dump_json().encode()
     observed.add_message(0, value.replace(b'"peak":null', b'"peak":1e999'))
     assert (observed.unread, observed.by_client) == (1, {})
@@ -108,14 +108,14 @@ def memory_after(observed, messages) -> int:
 
 
 def test_long_names_do_not_fill_the_memory():
-    observed, many = Observed(100), range(600)
+    observed, many = ObservedUsage(100), range(600)
     names = ({"sequence": n, "user": f"{n}" * 5_000, "client_id": f"{n}" * 5_000} for n in many)
     assert memory_after(observed, names) < 4 * ROOM_BYTES * 100
     assert len(observed.left_out) > 50
 
 
 def test_rates_do_not_fill_the_memory():
-    observed = Observed(20)
+    observed = ObservedUsage(20)
     records = (
         {
             "sequence": n,
@@ -130,7 +130,7 @@ def test_rates_do_not_fill_the_memory():
 
 @pytest.mark.parametrize("count", [900_000, 190_000])
 def test_one_record_of_very_many_rates_of_clients_made_anew_is_not_kept_by_interval(count):
-    observed = Observed(10)
+    observed = ObservedUsage(10)
     executors = ({"client_id": RUNS[0], "rates": {7: count}}, {"client_id": RUNS[1], "rates": {}})
     assert memory_after(observed, executors) < 100_000
     assert seen_of(observed, "", is_prefix=True).counts == {7: count}
@@ -138,23 +138,23 @@ def test_one_record_of_very_many_rates_of_clients_made_anew_is_not_kept_by_inter
 
 def test_intervals_without_a_rate_do_not_fill_the_memory():
     ends = ({"sequence": n, "client_id": RUNS[0], "end_ms": n, "rates": {}} for n in range(5000))
-    assert memory_after(Observed(10), ends) < 100_000
+    assert memory_after(ObservedUsage(10), ends) < 100_000
 
 
 def test_members_that_are_made_up_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr("proxy.usage.observed_usage.MAX_WRITERS", 100)
     members = ({"member": f"{n}" * 5_000} for n in range(1000))
-    assert memory_after(Observed(10), members) < 100_000
+    assert memory_after(ObservedUsage(10), members) < 100_000
 
 
 def test_bytes_without_a_rate_make_no_series():
-    observed = Observed(10)
+    observed = ObservedUsage(10)
     observed.add(record(rates={}, peak=0.0))
     assert seen_of(observed) is None
 
 
 def test_executors_are_bounded_together_so_their_rates_of_an_interval_are_added():
-    observed = Observed(10)
+    observed = ObservedUsage(10)
     for number, run in enumerate(RUNS):
         for minute in (1, 2):
             client_id = SPARK.format(run, number)
@@ -167,7 +167,7 @@ def test_executors_are_bounded_together_so_their_rates_of_an_interval_are_added(
 
 
 def test_users_are_told_apart_and_hashed_names_are_no_names():
-    observed = Observed(10)
+    observed = ObservedUsage(10)
     observed.add(record(user="anna"))
     observed.add(record(hashed=True, client_id=RUNS[0]))
     assert seen_of(observed, user="anna") is not None
@@ -176,7 +176,7 @@ def test_users_are_told_apart_and_hashed_names_are_no_names():
 
 
 def test_there_are_no_more_clients_than_fit():
-    observed = Observed(2)
+    observed = ObservedUsage(2)
     for number in range(10):
         for direction in ("read", "write"):
             observed.add(record(client_id=f"c{number}", direction=direction))

@@ -5,8 +5,8 @@ from dataclasses import replace
 from parts.even_placement import even
 from tier_machines import announcement, member, subscription
 
-from proxy.tier.group.assignor import admit, assign
-from proxy.tier.group.group_documents import FormError
+from proxy.tier.group.assignor import admit_members, assign
+from proxy.tier.group.group_documents import UserDataError
 
 
 def test_of_two_with_one_name_the_later_is_refused_until_the_older_has_gone() -> None:
@@ -30,7 +30,7 @@ def test_the_cluster_that_slots_are_owned_for_is_the_tiers() -> None:
         "2": subscription("b", said=stranger),
         "3": subscription("c", said=replace(stranger, addresses=member("c"))),
     }
-    admitted, refused = admit(said, None)
+    admitted, refused = admit_members(said, None)
     assert list(admitted) == ["a"]
     assert set(refused) == {"2", "3"}
     assert "its clients reach cluster two, and those of the tier cluster one" in refused["2"].reason
@@ -41,7 +41,7 @@ def test_another_number_of_slots_is_refused() -> None:
         "1": subscription("a", {0}),
         "2": subscription("b", said=announcement("b", slots=512)),
     }
-    _, refused = admit(said, None)
+    _, refused = admit_members(said, None)
     assert "it has 512 slots, and the tier has 256" in refused["2"].reason
 
 
@@ -52,14 +52,16 @@ def test_a_member_with_another_state_topic_is_refused() -> None:
         "2": subscription("a", {0}, said=one),
         "3": subscription("c"),  # of an earlier version
     }
-    admitted, refused = admit(said, None)
+    admitted, refused = admit_members(said, None)
     assert set(admitted) == {"a", "c"}
     reason = "its state is in topic u, and that of the tier in t: correct state.topic"
     assert refused["1"].reason == reason
 
 
 def test_what_cannot_be_read_is_refused_with_its_reason() -> None:
-    admitted, refused = admit({"1": subscription("a"), "2": FormError("of form 2")}, None)
+    admitted, refused = admit_members(
+        {"1": subscription("a"), "2": UserDataError("of form 2")}, None
+    )
     assert list(admitted) == ["a"]
     assert refused["2"].reason == "its announcement is of form 2"
 

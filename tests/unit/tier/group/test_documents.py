@@ -16,9 +16,9 @@ from proxy.tier.group.group_documents import (
     MAX_DOCUMENT_BYTES,
     AnnouncedMember,
     Assignment,
-    FormError,
     RefusedMember,
     Subscription,
+    UserDataError,
     pack,
     unpack,
 )
@@ -68,9 +68,9 @@ def test_an_assignment_is_read_as_it_was_written() -> None:
 @given(st.binary(max_size=200))
 def test_bytes_of_others_are_no_documents(data: bytes) -> None:
     for kind in (Subscription, Assignment):
-        with pytest.raises(FormError):
+        with pytest.raises(UserDataError):
             kind.decode(data)
-        with pytest.raises(FormError):
+        with pytest.raises(UserDataError):
             kind.decode(zlib.compress(data))
 
 
@@ -90,7 +90,7 @@ def test_bytes_of_others_are_no_documents(data: bytes) -> None:
 )
 def test_documents_of_another_shape_are_refused(change: dict) -> None:
     document = unpack(subscription("a", {3}).encode())
-    with pytest.raises(FormError, match="not as a proxy writes it"):
+    with pytest.raises(UserDataError, match="not as a proxy writes it"):
         Subscription.decode(pack(document | change))
 
 
@@ -100,7 +100,7 @@ def test_documents_of_another_shape_are_refused(change: dict) -> None:
 def test_maps_of_another_shape_are_refused(change: dict) -> None:
     document = unpack(Assignment(5, SlotMap({}, [None])).encode())
     document["slot_map"] |= change
-    with pytest.raises(FormError, match="not as a proxy writes it"):
+    with pytest.raises(UserDataError, match="not as a proxy writes it"):
         Assignment.decode(pack(document))
 
 
@@ -113,12 +113,12 @@ def test_a_number_of_slots_that_no_memory_holds_is_only_compared_with() -> None:
 
 def test_another_form_is_named() -> None:
     document = unpack(subscription("a").encode()) | {"form": 1}
-    with pytest.raises(FormError, match="of form 1, and this version reads form 2"):
+    with pytest.raises(UserDataError, match="of form 1, and this version reads form 2"):
         Subscription.decode(pack(document))
 
 
 def test_a_bomb_is_not_unpacked() -> None:
-    with pytest.raises(FormError, match="too long"):
+    with pytest.raises(UserDataError, match="too long"):
         unpack(zlib.compress(b" " * (MAX_DOCUMENT_BYTES + 1)))
 
 

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 from proxy.tier.group.group_documents import Subscription
 from proxy.tier.slot_balance import SlotLoad
-from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses
+from proxy.tier.slot_map import SLOTS, AdvertisedListener, MemberAddresses
 
 
 def member(name: str) -> MemberAddresses:
-    return MemberAddresses(name, {"default": ListenerPorts(f"{name}.example", 9092, 9100, 9199)})
+    return MemberAddresses(
+        name, {"default": AdvertisedListener(f"{name}.example", 9092, 9100, 9199)}
+    )
 
 
 def announcement(name: str, *, cluster_id: str = "one", slots: int = SLOTS) -> Subscription:

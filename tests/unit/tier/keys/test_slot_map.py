@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
+from proxy.tier.slot_map import AdvertisedListener, MemberAddresses, SlotMap
 
-IN_RANGE = ListenerPorts("proxy-1", 9092, first=9100, last=9109)
-BY_NAME = ListenerPorts("proxy-1", 9092, first=9200, last=9200, sni="b{node_id}.proxy")
-BY_SYSTEM = ListenerPorts("proxy-1", 9092, ports={1: 40001, 2: 40002})
+IN_RANGE = AdvertisedListener("proxy-1", 9092, first=9100, last=9109)
+BY_NAME = AdvertisedListener("proxy-1", 9092, first=9200, last=9200, sni="b{node_id}.proxy")
+BY_SYSTEM = AdvertisedListener("proxy-1", 9092, ports={1: 40001, 2: 40002})
 FIRST = MemberAddresses("proxy-1/0", {"in": IN_RANGE, "out": BY_NAME})
 SECOND = MemberAddresses("proxy-1/1", {"in": BY_SYSTEM})
 MAP = SlotMap({each.name: each for each in (FIRST, SECOND)}, [FIRST.name, None, SECOND.name])
@@ -28,7 +28,7 @@ def test_owners_of_slots():
         (IN_RANGE, 10, None),
         (IN_RANGE, -1, None),
         (BY_NAME, 5, ("b5.proxy", 9200)),
-        (ListenerPorts("h", 9092, sni="b{node_id}.proxy"), 5, ("b5.proxy", 9092)),
+        (AdvertisedListener("h", 9092, sni="b{node_id}.proxy"), 5, ("b5.proxy", 9092)),
         (BY_SYSTEM, 2, ("proxy-1", 40002)),
         (BY_SYSTEM, 3, None),
     ],
