@@ -31,7 +31,7 @@ _TOTALS = struct.Struct("QQ16xII")
 _TOTALS_OFFSET = 120
 _INFO_BYTES = _TOTALS_OFFSET + _TOTALS.size
 _UINT32 = 0xFFFFFFFF
-_TCP_CLOSE = 7  # its first field, tcpi_state
+_TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8  # its first field, tcpi_state
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -89,7 +89,16 @@ class Channel:
     @property
     def is_reset(self) -> bool:
         """Whether nothing comes any more but what the kernel has, and why it ended."""
-        return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+        return self._tcp_state == _TCP_CLOSE
+
+    @property
+    def sends_no_more(self) -> bool:
+        """Whether the peer has left; what it sent before may not have been read yet."""
+        return self._tcp_state in (_TCP_CLOSE, _TCP_CLOSE_WAIT)
+
+    @property
+    def _tcp_state(self) -> int:
+        return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
 
     def has_ended(self) -> bool | None:
         """Return whether the peer is gone, False when it has sent more, None when neither is so.

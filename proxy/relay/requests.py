@@ -68,6 +68,10 @@ MAX_KINDS, MAX_KNOWN_BYTES = 64, 512
 """So many API versions of a connection are remembered, each by so many bytes at most: a client uses
 some ten, and cannot have much remembered."""
 
+LEFT_IN_FLIGHT = 8
+"""Each time that so many more requests are in flight it is looked whether the client has left: who
+sends hundreds and leaves has no more of them sent on."""
+
 TEACH_EVERY = 4
 """Of the requests of a client that is near its bound one in so many asks whether it still is."""
 
@@ -531,7 +535,10 @@ class RequestFlow(FrameFlow):
             exchange.timed = times.begin(exchange.sent_ms, exchange.gated_ms, clock_ms())
             if self._is_sending:
                 self._timed = exchange.timed
-        if len(in_flight) >= pair.services.limits.max_in_flight_requests:
+        count = len(in_flight)
+        if count >= pair.services.limits.max_in_flight_requests or (
+            count % LEFT_IN_FLIGHT == 0 and self._source is not None and self._source.sends_no_more
+        ):
             pair.pause(PauseReason.FULL)
 
     @property

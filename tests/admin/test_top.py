@@ -219,7 +219,8 @@ async def test_it_ends_with_its_terminal(terminal: Terminal):
     await terminal.until(b"sorted by held")
     terminal.hang_up()
     async with asyncio.timeout(60):
-        assert await terminal.process.wait() in (0, 1)
+        # 120 is Python's, whose last flush failed.
+        assert await terminal.process.wait() in (0, 1, 120)
 
 
 async def test_a_proxy_that_is_not_there_is_an_error(world: AdminWorld):

@@ -11,6 +11,7 @@ from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, un
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.pump import END
+from proxy.relay.requests import LEFT_IN_FLIGHT
 from proxy.relay.responses import LONGEST_MUTE_MS, MAX_HEAD_BYTES
 from proxy.relay.services import Limits
 
@@ -310,6 +311,25 @@ async def test_no_more_requests_are_read_than_may_be_unanswered():
             if number + 3 < 10:
                 assert await broker.frame() == asked[number + 3]
             assert await client.frame() == frames.metadata_response(number, {})
+
+
+async def test_of_one_that_has_left_few_requests_are_sent_on():
+    async with open_lab() as lab:
+        client = await lab.client()
+        asked = [frames.metadata_request(number) for number in range(500)]
+        client.writer.write(b"".join(asked))
+        client.writer.write_eof()
+        broker = await lab.broker()
+        for number in range(LEFT_IN_FLIGHT):
+            assert await broker.frame() == asked[number]
+        for number in range(3):
+            await turns(10)
+            assert not broker.unread
+            await broker.send(frames.metadata_response(number, {}))
+            assert await broker.frame() == asked[number + LEFT_IN_FLIGHT]
+        client.reset()
+        await broker.send(*(frames.metadata_response(number, {}) for number in (3, 4)))
+        assert len(await broker.ended()) <= 2 * len(asked[0])
 
 
 async def test_a_split_login_with_one_request_in_flight():
