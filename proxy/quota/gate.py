@@ -358,10 +358,11 @@ class Gate:
         """
         limit, is_one_batch = max(granted_bytes, 0), granted_bytes <= LEAST_GRANT_BYTES
         expected_bytes, least_bytes = sizes.last_bytes, 0
-        if not self._pacer.is_pacing and expected_bytes is None:
-            least_bytes = UNKNOWN_BATCH_BYTES
-        elif not self._pacer.is_pacing and not holds:
-            least_bytes = expected_bytes or 0
+        if not self._pacer.is_pacing:
+            if expected_bytes is None:
+                least_bytes = UNKNOWN_BATCH_BYTES
+            elif not holds:
+                least_bytes = expected_bytes
         if is_one_batch and sizes.batch_bytes:
             expected_bytes = int(sizes.batch_bytes)
         elif expected_bytes is None:

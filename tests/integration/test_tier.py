@@ -20,6 +20,7 @@ from support.tier import (
     client_of,
     owner_of,
     report_to,
+    serving,
     tier_config,
     until_shared,
 )
@@ -51,16 +52,10 @@ def tier(
         TierMachine(tier_config(kafka.bootstrap, "tier", name, rules=RULES), folder / name)
         for name in NAMES
     ]
-    try:
-        for machine in machines:
-            machine.start()
-        until_shared(*machines, least=SHARE)
+    with serving(machines, least=SHARE):
         yield machines
         for machine in machines:
             machine.stop()
-    finally:
-        for machine in machines:
-            machine.kill()
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)

@@ -1,8 +1,6 @@
 """What clients of several members share: together no more than it, and little of it left idle."""
 
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +11,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from support.machine import worker_pids
 from support.operating import call
 from support.proxy_process import until
 from support.raw import RawClient, fetch, produce
-from support.tier import SETTLED_S, TierMachine, client_of, owner_of, tier_config, until_shared
+from support.tier import SETTLED_S, TierMachine, client_of, owner_of, serving, tier_config
 
 from examples.devkit.broker import EmbeddedBroker
 from proxy.tier.budget_exchanges import lease_owner_slot
@@ -92,24 +89,23 @@ def machines(
         TierMachine(tier_config(kafka.bootstrap, tier, name, quotas=quotas), tmp_path / name)
         for name in NAMES
     ]
-    try:
-        for machine in made:
-            machine.start()
-        until_shared(*made, least=SLOTS // 10)
+    with serving(made, least=SLOTS // 10):
         yield made
-    finally:
-        for machine in made:
-            machine.kill()
 
 
 @pytest.fixture
 def records(kafka: EmbeddedBroker, topic: Callable[..., str]) -> str:
     """Return a topic with two batches."""
     name = topic()
-    with RawClient(kafka.bootstrap) as writer:
-        for _ in range(2):
-            writer.ask(produce(9, name, b"." * RECORD_BYTES))
+    write_batches(kafka.bootstrap, name)
     return name
+
+
+def write_batches(bootstrap: str, topic: str) -> None:
+    """Write two batches, of one record each."""
+    with RawClient(bootstrap) as writer:
+        for _ in range(2):
+            writer.ask(produce(9, topic, b"." * RECORD_BYTES))
 
 
 def leasing_machine(machines: list[TierMachine], entity: str) -> TierMachine:
@@ -147,11 +143,6 @@ def most_in(readers: list[Reader], window_s: float) -> float:
     return most / window_s / RATE
 
 
-def send(machine: TierMachine, number: signal.Signals) -> None:
-    for pid in (machine.pid, *worker_pids(machine).values()):
-        os.kill(pid, number)
-
-
 @pytest.mark.parametrize(
     ("quotas", "entity"),
     [
@@ -187,7 +178,10 @@ def test_members_share(
             )
 
         until(lambda: are_shared(*readers), "each has its share", SETTLED_S)
-        for stop, go_on in ((freeze, unfreeze), (TierMachine.crash, None)):
+        for stop, go_on in (
+            (TierMachine.freeze, TierMachine.unfreeze),
+            (TierMachine.crash, None),
+        ):
             victim = leasing_machine(machines, entity)
             stop(victim)
             left = [name for name in readers if name != victim.name]
@@ -212,11 +206,3 @@ def follow_override(asked: TierMachine, readers: dict[str, list[Reader]]) -> Non
         "all members follow an override of the rate",
         SETTLED_S,
     )
-
-
-def freeze(machine: TierMachine) -> None:
-    send(machine, signal.SIGSTOP)
-
-
-def unfreeze(machine: TierMachine) -> None:
-    send(machine, signal.SIGCONT)

@@ -177,25 +177,16 @@ def test_who_is_cut_off_from_kafka_sends_clients_away(tier: Tier) -> None:
         client.goes_on()
 
 
-def pids_of(machine: TierMachine) -> list[int]:
-    return [machine.pid, *worker_pids(machine).values()]
-
-
-def send(machine: TierMachine, number: signal.Signals) -> None:
-    for pid in pids_of(machine):
-        os.kill(pid, number)
-
-
 def test_who_stands_still_owns_nothing_when_it_goes_on(tier: Tier) -> None:
     victim, others = tier.machines[0], tier.machines[1:]
     assert any(put(machine, 1000) for machine in tier.machines)
     with tier.client_of(victim, "frozen") as client:
-        send(victim, signal.SIGSTOP)
+        victim.freeze()
         try:
             until_shared(*others)
             client.goes_on()
         finally:
-            send(victim, signal.SIGCONT)
+            victim.unfreeze()
         is_taken = put(victim, 1001)
         until(lambda: victim.log("the place in the tier is lost"), "it knows")
         tier.until_shared()

@@ -1,18 +1,16 @@
 """What the stages of a pipeline write is waited for, whichever member of a tier serves them."""
 
 import json
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.machine import told_port, worker_pids
+from support.machine import told_port
 from support.proxy_process import until
 from support.stages import Stage
-from support.tier import TierMachine, owner_of, tier_config, until_shared
+from support.tier import TierMachine, owner_of, serving, tier_config
 
 from examples.devkit.broker import EmbeddedBroker
 
@@ -41,28 +39,19 @@ def pending(machine: TierMachine) -> int:
     return int(found["completion"]["pending"]["batches"])
 
 
-def send(machine: TierMachine, number: signal.Signals) -> None:
-    for pid in (machine.pid, *worker_pids(machine).values()):
-        os.kill(pid, number)
-
-
 @pytest.fixture
 def machines(
     kafka: EmbeddedBroker, tmp_path: Path, topic: Callable[..., str], fill: Callable[..., None]
 ) -> Iterator[tuple[list[TierMachine], str, str]]:
     source, between = topic(), topic()
     fill(source, 20, 10)
-    made: list[TierMachine] = []
-    try:
-        for name in "ab":
-            config = settings(kafka.bootstrap, f"tier-{between}", name, source, between)
-            made.append(TierMachine(config, tmp_path / name))
-            made[-1].start()
-        until_shared(*made)
+    tier = f"tier-{between}"
+    made = [
+        TierMachine(settings(kafka.bootstrap, tier, name, source, between), tmp_path / name)
+        for name in "ab"
+    ]
+    with serving(made):
         yield made, source, between
-    finally:
-        for machine in made:
-            machine.crash()
 
 
 def test_what_another_one_saw_while_the_owner_stood_still_is_waited_for(
@@ -78,13 +67,13 @@ def test_what_another_one_saw_while_the_owner_stood_still_is_waited_for(
         assert pending(owner) == 0
         began_s = time.monotonic()
         enrich.write(between, 5)
-        send(owner, signal.SIGSTOP)
+        owner.freeze()
         try:
             until(lambda: told_port(other, "enrich") in other.broker_ports, "it stands in")
             with Stage(other, "enrich") as elsewhere:
                 elsewhere.write(between, 3)
         finally:
-            send(owner, signal.SIGCONT)
+            owner.unfreeze()
         enrich.done(source, 10, 20, took_ms=round((time.monotonic() - began_s) * 1000))
         store.done(between, 5, 10)
         assert pending(owner) == 1

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from support.machine import told_port
 from support.proxy_process import until
-from support.raw import RawClient, produce
-from support.tier import SETTLED_S, TierMachine, owner_of, tier_config, until_shared
-from test_tier_budgets import LONG_S, MOST, RATE, RECORD_BYTES, Reader, most_in, shares_of
+from support.tier import SETTLED_S, TierMachine, owner_of, serving, tier_config
+from test_tier_budgets import LONG_S, MOST, RATE, Reader, most_in, shares_of, write_batches
 
 from examples.devkit.broker import EmbeddedBroker
 from proxy.quota.shares import Claim, divide_fairly
@@ -56,14 +55,8 @@ def machines(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[list[TierMachine
         TierMachine(tier_config(kafka.bootstrap, "shares", name, quotas=quotas), tmp_path / name)
         for name in NAMES
     ]
-    try:
-        for machine in made:
-            machine.start()
-        until_shared(*made, least=SLOTS // 10)
+    with serving(made, least=SLOTS // 10):
         yield made
-    finally:
-        for machine in made:
-            machine.kill()
 
 
 def test_clients_at_all_members_have_their_weights_and_guarantees(
@@ -71,9 +64,7 @@ def test_clients_at_all_members_have_their_weights_and_guarantees(
 ) -> None:
     """However many connections each has, and also when some of them leave theirs to the others."""
     name = topic()
-    with RawClient(kafka.bootstrap) as writer:
-        for _ in range(2):
-            writer.ask(produce(9, name, b"." * RECORD_BYTES))
+    write_batches(kafka.bootstrap, name)
     readers: dict[str, list[Reader]] = {}
 
     def have_their_shares(*names: str) -> bool:

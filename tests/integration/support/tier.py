@@ -4,8 +4,8 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,18 @@ class TierMachine(ProxyProcess):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Have it and its workers stand still."""
+        self._send(signal.SIGSTOP)
+
+    def unfreeze(self) -> None:
+        """Have them go on."""
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in (self.pid, *worker_pids(self).values()):
+            os.kill(pid, number)
+
     def put(self, path: str, document: Any) -> Any:
         """Send a document to its admin port; return the answer's."""
         body = json.dumps(document).encode()
@@ -84,6 +96,19 @@ def until_shared(*machines: TierMachine, least: int = 1) -> None:
         return is_shared and all(map(TierMachine.is_settled, machines))
 
     until(are_shared, "all slots are shared", SETTLED_S)
+
+
+@contextmanager
+def serving(machines: Sequence[TierMachine], least: int = 1) -> Iterator[None]:
+    """Start these and wait as `until_shared`; kill them in the end."""
+    try:
+        for machine in machines:
+            machine.start()
+        until_shared(*machines, least=least)
+        yield
+    finally:
+        for machine in machines:
+            machine.kill()
 
 
 def owner_of(machines: Sequence[TierMachine], client_id: str) -> TierMachine:
