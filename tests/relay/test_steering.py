@@ -32,6 +32,8 @@ from proxy.wire.rewrite import FALLBACK_NODE_ID
 NODE = 5
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 BIG_BYTES = 2 << 20
+TIMER_SLACK_S = 0.05
+"""A timer of uvloop counts whole milliseconds from when the loop last woke."""
 
 
 @dataclass
@@ -145,7 +147,7 @@ async def test_a_visitor_is_let_go_and_gets_data_only_where_no_rule_bounds_it(is
             await broker.send(frames.fetch_response(1, 1000))
             assert await client.frame() == frames.fetch_response(1, 1000)
         assert await client.ended() == b""
-        assert asyncio.get_running_loop().time() - began_s >= connection.MIN_VISIT_S
+        assert asyncio.get_running_loop().time() - began_s >= connection.MIN_VISIT_S - TIMER_SLACK_S
         await client.close()
         assert steered(pair.a) == 1
         size = 0 if is_bounded else len(frames.fetch_response(1, 1000))
