@@ -68,10 +68,13 @@ def _read(bootstrap: str, client_id: str, topic: str, partition: int, tally: _Ta
     received: dict[str, int] = {}
 
     def take(statistics: str) -> None:
+        counts: dict[str, int] = {}
         for name, broker in json.loads(statistics)["brokers"].items():
             # A broker keeps its id and its count when it gets another address, and so another name.
-            node_id, now = broker["nodeid"], broker["rxbytes"]
-            key = name if node_id < 0 else str(node_id)
+            # For a moment two of them have one id.
+            key = name if broker["nodeid"] < 0 else str(broker["nodeid"])
+            counts[key] = max(counts.get(key, 0), broker["rxbytes"])
+        for key, now in counts.items():
             before = received.get(key, 0)
             tally.add(now - before if now >= before else now)
             received[key] = now
