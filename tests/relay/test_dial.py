@@ -6,13 +6,13 @@ import socket
 from contextlib import ExitStack
 
 import pytest
-from relaylab.lab import left_open, no_free_descriptor, open_files, silent_server, turns
+from relaylab.lab import LAB_HOST, left_open, no_free_descriptor, open_files, silent_server, turns
 
 from proxy.cluster.dial import connect_to_first, interleave_families, secure, upstream_context
 from proxy.cluster.resolver import Resolver
 from proxy.cluster.upstream import UpstreamError
 
-HOST = "127.0.0.1"
+HOST = LAB_HOST
 REFUSING = (HOST, 1)
 ENOUGH_S = 10.0
 NEVER_S = 600.0
