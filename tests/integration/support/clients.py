@@ -143,18 +143,22 @@ class Client(ABC):
         at: Halt | None = None,
         is_disturbed: bool = False,
     ) -> Read:
-        """Read as a group of one, from the start, until there are so many records.
+        """Read as a group of one, from the start, until there are so many records, or none comes
+        for WAIT_S.
 
         With `at`, call its function once there are as many as its number. Where it `is_disturbed`,
         as with `at`, its connections may be in trouble, of which librdkafka tells.
         """
         read = Read(halt=at, is_disturbed=is_disturbed or at is not None)
         with self._reading(access, topic, read) as reading:
-            started = time.monotonic()
-            while read.count < wanted and time.monotonic() < started + WAIT_S:
+            started = last = time.monotonic()
+            while read.count < wanted and time.monotonic() < last + WAIT_S:
+                before = read.count
                 for partition, value in reading.poll():
                     read.add(partition, value)
                 read.check_halt()
+                if read.count > before:
+                    last = time.monotonic()
             read.elapsed_s = time.monotonic() - started
             read.brokers = {f"{broker.host}:{broker.port}" for broker in reading.finish()}
         return read
