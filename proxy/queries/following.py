@@ -146,10 +146,9 @@ class FollowedClient:
         if head.api_key == PRODUCE:
             self.run.record()
             appended = read_produce_request(version, body)
-            records = sum([each.offsets for each in appended])
-            self._all.pipelines.sent(self.client_id, len(frame), records)
             written = partial(self._all.pipelines.appended, self.client_id)
-            return _InterceptedProduce(appended, written, self._all.names)
+            sent = partial(self._all.pipelines.sent, self.client_id, len(frame))
+            return _InterceptedProduce(appended, written, sent, self._all.names)
         if lookups is None or self.reader is None:
             self.check_here(read_list_offsets_request(version, body, head.correlation_id), now_ms)
             return InterceptedRequest()
@@ -311,14 +310,17 @@ class _InterceptedLookup(InterceptedRequest):
 class _InterceptedProduce(InterceptedRequest):
     asked: tuple[ProducedPartition, ...]
     appended: Callable[..., None]
+    sent_records: Callable[[int], None]
     names: TopicNames
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
-        sizes = {(each.topic, each.partition): each.offsets for each in self.asked}
+        sizes, records = {(each.topic, each.partition): each.offsets for each in self.asked}, 0
         for topic, index, error_code, base in read_produce_response(version, frame):
             offsets = sizes.get((topic, index), 0)
             if error_code or base == NO_OFFSET or not offsets:
                 continue
             written = index, base, base + offsets, now_ms
             self.names.when_known(topic, self.appended, *written)
+            records += offsets
+        self.sent_records(records)  # a request may claim any number
         return frame

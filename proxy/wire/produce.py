@@ -42,6 +42,7 @@ MIN_BATCH_BYTES = 61
 _MIN_MESSAGE_BYTES = 26
 """Whole, overhead included. Older message sets have magic 0 or 1."""
 
+_SENT_BATCH = Struct(">8xi4xb6xi")  # length, magic, last offset delta
 _LAST_OFFSET_DELTA = Struct(">i")
 _LAST_OFFSET_DELTA_AT = 23
 BATCH_HEAD_BYTES = _LAST_OFFSET_DELTA_AT + _LAST_OFFSET_DELTA.size
@@ -80,9 +81,9 @@ class PartitionResponse(NamedTuple):
 def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition, ...]:
     """Return what a request appends; `body` is whole and starts behind the request's header.
 
-    Partitions whose records can't be read as record batches are left out: the broker refuses them.
-    Nothing for versions that no schema here knows, and of more than MAX_ELEMENTS topics and
-    partitions. Raises MalformedFrame.
+    Of a partition's records the first batch is read: the broker refuses a further one, and all that
+    are none. Nothing for versions that no schema here knows, and of more than MAX_ELEMENTS topics
+    and partitions. Raises MalformedFrame.
     """
     if not _is_read(version):
         return ()
@@ -101,9 +102,11 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
             for _ in range(partitions):
                 (index,) = head.unpack_from(body, pos)
                 start, pos = records.content(body, pos + head.size)
-                offsets = end_of_batches(body, start, pos)
-                if offsets is not None:
-                    found.append(ProducedPartition(topic, index, offsets))
+                if pos - start >= MIN_BATCH_BYTES:
+                    length, magic, delta = _SENT_BATCH.unpack_from(body, start)
+                    is_whole = MIN_BATCH_BYTES <= BATCH_PREFIX_BYTES + length <= pos - start
+                    if magic == BATCH_MAGIC and is_whole and delta >= 0:
+                        found.append(ProducedPartition(topic, index, delta + 1))
                 if is_tagged:
                     pos = skip_tags(body, pos)
             if is_tagged:

@@ -213,6 +213,16 @@ def test_what_are_no_record_batches_is_left_out(version, records):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_of_many_batches_in_a_partition_one_is_read(version):
+    """Brokers refuse more than one. Who sends a hundred thousand has nobody wait for them."""
+    topic = UUID(int=7) if version >= FIRST_WITH_IDS else "t"
+    old = b"".join(pack(">qi4xb9x", number, 14, 1) for number in range(100))
+    sent = {topic: {0: batch(2) + batch(5), 1: batch(3) + b"\1" * 20, 2: old}}
+    read = read_produce_request(version, request_body(version, sent))
+    assert [each.offsets for each in read] == [2, 3]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_unknown_tags_and_nulls_are_walked_over(filler, version):
     """Messages written without the codec; what the codec makes of them is what is read."""
     for seed in SEEDS:

@@ -16,12 +16,13 @@ from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.slices import SLICE_S, TimeSlicer
-from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
+from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import LATEST
 
 NOW_MS = 1000.0
 FETCH_VERSION = 11
+PRODUCE_VERSION = 9
 BOUND = 1e6
 
 FETCHES = [FETCH, LIST_OFFSETS]
@@ -78,6 +79,27 @@ def wanted(client):
 def shown(client, api_key, version, body):
     head = RequestHead(len(body), api_key, version, 1, "c", 0)
     return client.request(head, memoryview(body), NOW_MS)
+
+
+def produce_body(*deltas):
+    """Make a request with a batch for each partition, by how many records it claims but one."""
+    batches = [pack(">qi4xb6xi34x", 0, 49, 2, delta) for delta in deltas]
+    topic = APIS[PRODUCE].request.TopicProduceData
+    parts = [topic.PartitionProduceData(index=n, records=r) for n, r in enumerate(batches)]
+    message = APIS[PRODUCE].request(acks=1, topic_data=[topic(name="t", partition_data=parts)])
+    return bytes(message.encode(version=PRODUCE_VERSION))
+
+
+def produce_answer(*error_codes):
+    topic = APIS[PRODUCE].response.TopicProduceResponse
+    parts = [
+        topic.PartitionProduceResponse(index=n, error_code=code, base_offset=-1 if code else 7)
+        for n, code in enumerate(error_codes)
+    ]
+    topics = [topic(name="t", partition_responses=parts)]
+    message = APIS[PRODUCE].response(version=PRODUCE_VERSION, responses=topics)
+    message.with_header(correlation_id=1)
+    return bytes(message.encode(header=True, framed=True))
 
 
 def lookup(client, timestamp=LATEST):
@@ -189,6 +211,23 @@ def test_other_look_ups_plan_nothing(writers, timestamp, fetches):
         fetch(client)
     lookup(client, timestamp).response(LOOKUP_VERSION, lookup_answer(7), NOW_MS)
     assert world.appends.calls == []
+
+
+def test_a_pipeline_is_told_of_records_that_the_broker_has_taken_and_of_no_others():
+    """Whoever uses a producer's client id may claim two thousand million in each partition."""
+    world = FollowingWorld(writers=["c"])
+    client = world.client()
+    wanted(client)
+    body = produce_body(2, 2**31 - 1, 4)
+    seen = shown(client, PRODUCE, PRODUCE_VERSION, body)
+    assert world.appends.calls == []
+    frame = produce_answer(0, 3, 0)
+    assert seen.response(PRODUCE_VERSION, frame, NOW_MS) == frame
+    assert world.appends.calls == [
+        ("appended", "c", "t", 0, 7, 10, NOW_MS),
+        ("appended", "c", "t", 2, 7, 12, NOW_MS),
+        ("sent", "c", len(body), 8),
+    ]
 
 
 def test_what_is_read_and_held_goes_to_the_pressure_of_now():
