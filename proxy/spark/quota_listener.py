@@ -794,7 +794,10 @@ def is_between_batches(is_trigger_active: bool, message: str) -> bool | None:
 
 
 def _read_answer(status: int, content: bytes) -> _ReportAnswer:
-    """Read the proxy's JSON; anything else that answers there is shown as it is."""
+    """Read the proxy's JSON; anything else that answers there is shown as it is.
+
+    Raises HTTPException where it says that it has taken the report, and not in JSON.
+    """
     try:
         said = json.loads(content)
         text = "; ".join(str(said[key]) for key in ("error", "fix") if key in said)
@@ -803,13 +806,17 @@ def _read_answer(status: int, content: bytes) -> _ReportAnswer:
         if not all(isinstance(each, list) for each in lists):
             raise TypeError("no answer of the proxy")
         advice, information = (tuple(_short(str(each)) for each in given) for given in lists)
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return _ReportAnswer(status, "", _short(content.decode("utf-8", "replace")))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        shown = _short(content.decode("utf-8", "replace"))
+        if status < _SENT_BELOW and isinstance(error, (ValueError, RecursionError)):
+            raise HTTPException(f"HTTP {status} from what is no quota proxy: {shown}") from None
+        return _ReportAnswer(status, "", shown)
     return _ReportAnswer(status, _short(str(reason)), _short(text), advice, information)
 
 
 def _short(text: str) -> str:
-    return " ".join(text[:MAX_SHOWN_CHARS].split())
+    line = " ".join(text[:MAX_SHOWN_CHARS].split())
+    return "".join(each if each.isprintable() else "\ufffd" for each in line)
 
 
 def _ends_of(text: str) -> str:

@@ -281,6 +281,35 @@ def test_refusal_by_something_else(
     assert len(caplog.text) < 1000
 
 
+@pytest.mark.parametrize("text", ["<html>welcome</html>", "", "[" * 9000])
+def test_something_else_that_takes_everything(
+    receiver: Receiver, listen: Listen, run: Run, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    async def answer(_request: web.Request, _report: Report) -> web.Response:
+        return web.Response(text=text)
+
+    caplog.set_level(logging.INFO)
+    receiver.behaviour = first_times(2, answer)
+    listener = listen()
+    listener.onQueryStarted(run.started())
+    assert listener.close(10)
+    assert (listener.sent, listener.failures) == (1, 0)
+    said = [each.getMessage() for each in caplog.records if each.name == "quota_listener"]
+    assert "HTTP 200 from what is no quota proxy" in said[0]
+    assert "answers again" in said[1]
+    assert len(said) == 2
+
+
+def test_what_is_said_there_is_logged_as_one_line_of_text(
+    receiver: Receiver, listen: Listen, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.behaviour = refuse(400, "x", "\ud800 \x1b[31m\nred", "é")
+    listener = listen()
+    listener.onQueryStarted(run.started())
+    assert listener.close(10)
+    assert caplog.records[0].getMessage().endswith("(HTTP 400 x): \ufffd \ufffd[31m red; é")
+
+
 def test_reasons_without_end_are_not_all_logged(
     receiver: Receiver, listen: Listen, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
