@@ -195,7 +195,8 @@ class Relay:
         else:
             return None
         # Those that wait to be welcomed are no more than may be connected.
-        is_late = len(services.paced_steps) > limits.max_connections
+        waiting = len(services.paced_steps) + len(services.handshakes)
+        is_late = waiting > limits.max_connections
         if silent is None or silent.has_sent or is_late:
             return reason
         silent.close()
@@ -222,7 +223,7 @@ class Relay:
         """Do the TLS handshake, then begin. Raises OSError, and TimeoutError among them."""
         origin = silent.origin
         async with asyncio.timeout(self._services.limits.connect_timeout_s):
-            turn = partial(self._services.paced_steps.turn, origin.ip)
+            turn = partial(self._services.handshakes.turn, origin.ip)
             secured = await handshake(sock, tls, server_side=True, turn=turn)
         if origin.node_id is None:
             origin = replace(origin, node_id=origin.listener.node_of(sni_of(secured.tls)))

@@ -124,6 +124,8 @@ class Services:
     """Of those that clients name by their ids."""
     connection_quotas: ConnectionQuotas = field(init=False)
     paced_steps: PacedStepScheduler = field(init=False)
+    handshakes: PacedStepScheduler = field(init=False)
+    """Has those of TLS: anybody may ask for thousands, for which no other step is to wait."""
     kept_bytes: MemoryPool = field(init=False)
     outages: OutageLog = field(default_factory=lambda: OutageLog(_log.warning))
     log: LogLimiter = field(default_factory=lambda: LogLimiter(_log, clock_ms))
@@ -141,7 +143,7 @@ class Services:
 
     def __post_init__(self) -> None:
         self.connection_quotas = ConnectionQuotas(self.quotas)
-        self.paced_steps = PacedStepScheduler(self.loop)
+        self.paced_steps, self.handshakes = [PacedStepScheduler(self.loop) for _ in range(2)]
         self.kept_bytes = MemoryPool(self.loop, partial(self.log.warning, reason="no_room"))
         self.instruments.kept_bytes.set_function(lambda: self.kept_bytes.total)
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)

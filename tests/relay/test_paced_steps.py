@@ -266,20 +266,23 @@ async def test_a_new_connection_waits_its_turn_and_an_older_one_does_not():
 
 
 async def test_a_tls_handshake_waits_its_turn(certificates):
-    """To sign takes a millisecond or more, and thousands may want it at once."""
+    """To sign takes a millisecond or more, and thousands may want it at once. Nobody else waits."""
     begun, loop = ssl.MemoryBIO(), asyncio.get_running_loop()
     with suppress(ssl.SSLWantReadError):
         certificates.client().wrap_bio(
             ssl.MemoryBIO(), begun, server_hostname="localhost"
         ).do_handshake()
     async with open_lab(client_tls=certificates) as lab:
-        busy = BusyRound(lab)
+        busy = BusyRound(lab, "handshakes")
+        other, broker = await lab.pair(metadata_request(1))
         client = await lab.silent_client()
-        await until(lambda: lab.relay.connected)
+        await until(lambda: lab.relay.connected == 2)
         await turns()
         busy.begin()
         await loop.sock_sendall(client, begun.read())
         await until(lambda: len(busy.steps))
+        await broker.send(metadata_response(1, {}))
+        assert await other.frame() == metadata_response(1, {})
         with pytest.raises(BlockingIOError):
             client.recv(1)
         busy.end()

@@ -24,13 +24,13 @@ class Rounds:
 
 
 class BusyRound:
-    """A round whose time is used up as soon as `begin` is called."""
+    """A round whose time for some kind of steps is used up as soon as `begin` is called."""
 
-    def __init__(self, lab):
+    def __init__(self, lab, kind="paced_steps"):
         self.now_s = 0.0
         self._rounds = Rounds()
         self.steps = PacedStepScheduler(self._rounds, lambda: self.now_s)
-        lab.services.paced_steps = self.steps
+        setattr(lab.services, kind, self.steps)
 
     def begin(self):
         def take():
