@@ -29,7 +29,7 @@ class RequestKind:
     plan: ApiPlan
     api_key: int
     version: int
-    """Of the response: where the broker answers in another one, that one."""
+    """In which the broker is asked; see `asked_version`."""
     first: RequestHead
     """The header of the first one, which has the version that the client asked for."""
     start: bytes

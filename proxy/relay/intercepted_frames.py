@@ -9,7 +9,7 @@ from proxy.relay.clients import FetchRunSample, FetchSample
 from proxy.relay.exchange import RequestKind
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import InterceptedRequest
-from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body_start, read_whole_body
+from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body_start
 from proxy.wire.fetch_run import fetch_run_shape
 from proxy.wire.layout import UNREADABLE, TooManyElements
 
@@ -90,15 +90,6 @@ def _record(kind: RequestKind, response: bytes, *observers: FetchObserver) -> No
     if not observers:
         return
     body = memoryview(response)[fetch_body_start(kind.plan, response, len(response)) :]
-    got = read_whole_body(kind.version, body)
-    if got is None:
-        walker = FetchWalker(kind.version, len(body), *observers)
-        walker.feed(body)
-        walker.show()
-        return
-    for observer in observers:
-        observer.session(*got.session)
-        for topic, fetched in got.topics:
-            if fetched:
-                observer.partitions(topic, fetched)
-        observer.ended()
+    walker = FetchWalker(kind.version, len(body), *observers)
+    walker.feed(body)
+    walker.show()

@@ -34,10 +34,8 @@ from proxy.relay.lifecycle import DRAINING, PauseReason
 from proxy.relay.memory_pool import UNCOUNTED_BYTES
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import CLOSED, END, OWNER, WaitReason
-from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED
 from proxy.wire.apis import (
-    API_VERSIONS,
     FETCH,
     JOIN_GROUP,
     LENGTH_BYTES,
@@ -45,9 +43,10 @@ from proxy.wire.apis import (
     PRODUCE,
     Handling,
     api_name,
-    downgrade_api_versions_request,
+    asked_version,
     is_known,
     plan_of,
+    set_request_version,
 )
 from proxy.wire.fetch import TopicKey, fetch_limit_at, fetch_limits, lower_fetch_bytes
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head, read_request_int
@@ -276,27 +275,17 @@ class RequestFlow(FrameFlow):
 
     def _take(self, view: memoryview) -> int:
         pair = self._pair
-        kind = self._known_kind(view)
+        kind = self._known_kind(view) or self._new_kind(view)
         if kind is None:
-            limit_bytes = pair.services.limits.max_request_bytes
-            head = parse_request_head(view, max_request_bytes=limit_bytes)
-            if head is None:
-                return self._need_more(view)
-            _check_offered(head, passes_unknown=pair.services.passes_unknown_apis)
-            before, session = pair.client.current, pair.session_of(head)
-            if session is None:
-                return 0
-            if session is not before:
-                self.forget_lane()
-            kind = self._new_kind(session, head, view)
-            if kind is None:
-                return self._need_more(view)
+            return 0
         length, _, correlation_id = _START.unpack_from(view)
         frame_bytes: int = LENGTH_BYTES + length
         quotas, now_ms = kind.session.quotas, clock_ms()
         exchange = Exchange(kind, correlation_id, frame_bytes, now_ms)
         if quotas.is_bounded and not self._is_admitted(exchange, view):
             return 0
+        if kind.version != kind.first.api_version:
+            set_request_version(view, kind.version)
         if frame_bytes > READ_BYTES_HELD or (kind.acks is not None and len(view) > frame_bytes):
             self._read_ahead(quotas, PRODUCER_BYTE_RATE)
         if kind.turn is not None and (weight := kind.turn.taken()):
@@ -418,22 +407,31 @@ class RequestFlow(FrameFlow):
             return None
         return kind
 
-    def _new_kind(
-        self, session: ClientSession, head: RequestHead, view: memoryview
-    ) -> RequestKind | None:
-        """Return the kind of any request, None while more bytes are needed; remember it."""
-        services, api_key, version = self._pair.services, head.api_key, head.api_version
+    def _new_kind(self, view: memoryview) -> RequestKind | None:
+        """Return the kind of any request, and remember it; None: the request is taken later."""
+        pair, services = self._pair, self._pair.services
+        head = parse_request_head(view, max_request_bytes=services.limits.max_request_bytes)
+        if head is None:
+            self._need_more(view)
+            return None
+        _check_offered(head, passes_unknown=services.passes_unknown_apis)
+        before, session = pair.client.current, pair.session_of(head)
+        if session is None:
+            return None
+        if session is not before:
+            self.forget_lane()
+        api_key = head.api_key
+        version = asked_version(api_key, head.api_version)
         plan = plan_of(api_key, version)
         acks, end = None, head.header_end
         if api_key == PRODUCE:
             found = read_request_int(head, view, "acks")
             if found is None:
+                self._need_more(view)
                 return None
             acks, end = found
-        is_changed = api_key == API_VERSIONS and downgrade_api_versions_request(view, version)
-        if is_changed:
-            version, plan = 0, plan_of(api_key, 0)
         start = bytes(view[START_BYTES:end])
+        is_changed = version != head.api_version
         is_looked_into = plan.api.is_login or api_key == JOIN_GROUP
         byte_rate = plan.api.byte_rate
         kind = RequestKind(
@@ -445,16 +443,16 @@ class RequestFlow(FrameFlow):
             start=start,
             end=end,
             acks=acks,
-            count=services.request_counter(api_key, version),
+            count=services.request_counter(api_key, head.api_version),
             times=services.times_of(api_key),
             bounded_by=None if byte_rate is None else QuotaKind(byte_rate),
-            plain_start=None if is_looked_into else start,
+            plain_start=None if is_looked_into or is_changed else start,
             max_bytes=None if api_key == FETCH else 0,
             turn=None if session.usage is None else session.usage.turn(api_key),
         )
         _, api, _ = _START.unpack_from(view)
         has_room = api in self._kinds or len(self._kinds) < MAX_KINDS
-        if has_room and end <= MAX_KNOWN_BYTES and not is_changed:
+        if has_room and end <= MAX_KNOWN_BYTES:
             self._kinds[api] = kind
         return kind
 

@@ -36,7 +36,6 @@ from proxy.wire.rewrite import (
     raise_throttle_time,
     rewrite_steps,
     set_throttle_time,
-    tail_without_endpoints,
     without_addresses,
     without_broker_data,
 )
@@ -46,9 +45,6 @@ MAX_COLLECTED_BYTES = 64 << 20
 
 MAX_HEAD_BYTES = 1 << 20
 """The longest start of a Metadata response: some ten thousand brokers."""
-
-MAX_TAIL_BYTES = 1 << 20
-"""The longest tag section behind a Fetch response: the endpoints of some ten thousand brokers."""
 
 LONGEST_MUTE_MS = 2000.0
 """A client that is told to wait may wait with its heartbeats, too. The gate keeps the rest."""
@@ -94,7 +90,7 @@ class MoreDataObserver(FetchObserver):
 class ResponseFlow(FrameFlow):
     """Responses of one connection, in the order of their requests. The oldest may be held."""
 
-    __slots__ = ("_collecting", "_free_ms", "_walker", "busy_time", "delayed")
+    __slots__ = ("_collecting", "_free_ms", "busy_time", "delayed")
 
     def __init__(self, pair: PairState) -> None:
         super().__init__(pair, _scratch)
@@ -102,7 +98,6 @@ class ResponseFlow(FrameFlow):
         """The response that waits in the delay queue."""
         self.busy_time = BusyTime()
         self._collecting: Exchange | None = None
-        self._walker: FetchWalker | None = None
         self._free_ms = 0.0
         """Since when no response is in front of the next one."""
 
@@ -142,11 +137,6 @@ class ResponseFlow(FrameFlow):
         self.delayed.cancel()
         super().close()
 
-    @property
-    def mid_frame(self) -> bool:
-        """See FrameFlow."""
-        return self._walker is not None or super().mid_frame
-
     def _moved(self, _count: int, *, is_whole: bool) -> None:
         if is_whole:
             self._free_ms = clock_ms()
@@ -164,7 +154,7 @@ class ResponseFlow(FrameFlow):
     @property
     def _is_lane_open(self) -> bool:
         pair = self._pair
-        return bool(pair.kinds) and self._walker is None and pair.life.pauses is NO_PAUSE
+        return bool(pair.kinds) and pair.life.pauses is NO_PAUSE
 
     @property
     def _lane_goes_on(self) -> bool:
@@ -174,17 +164,14 @@ class ResponseFlow(FrameFlow):
     def _read(self) -> WaitReason | None:
         """See FrameFlow. Between two frames an interceptor's own answers go out."""
         pair = self._pair
-        if self._walker is None and pair.own_answers and pair.send_own_answer(self._send):
+        if pair.own_answers and pair.send_own_answer(self._send):
             wait = READ if self.wait is READ and self._is_told_of_more else None
         else:
             wait = super()._read()
         # What was just answered may have let requests be read: they are not waited for.
-        is_due = wait is READ and self._walker is None and pair.own_answer is not None
-        return None if is_due else wait
+        return None if wait is READ and pair.own_answer is not None else wait
 
     def _take(self, view: memoryview) -> int:
-        if self._walker is not None:
-            return self._walk(self._walker, view)
         if self._pair.own_answers and self._pair.send_own_answer(self._send):
             return 0  # this frame comes after it
         head = parse_response_head(view)
@@ -258,7 +245,7 @@ class ResponseFlow(FrameFlow):
         if plan.rewrites_head:
             self._collecting = exchange
             return self._collect(view, min(frame_bytes, len(view)))
-        if plan.handling is not Handling.WALK and seen is None and not exchange.is_looked_into:
+        if seen is None and not exchange.is_looked_into:
             return self._forward(view, frame_bytes)
         start = fetch_body_start(plan, view, frame_bytes)
         observers: list[FetchObserver | None] = [seen.observer(clock_ms())] if seen else []
@@ -272,39 +259,15 @@ class ResponseFlow(FrameFlow):
         walked, body_bytes = filter(None, observers), frame_bytes - start
         follows_batches = exchange.is_wait_doubtful  # it asks where each one's records end
         walker = FetchWalker(kind.version, body_bytes, *walked, follows_batches=follows_batches)
-        if not walker.passes_end:
-            self._walker = walker
-            return self._walk(walker, view, start)
         taken = self._forward(view, frame_bytes, walker)
         walker.feed(view[start:taken])
         if taken == frame_bytes:
             walker.show()
         return taken
 
-    def _walk(self, walker: FetchWalker, view: memoryview, start: int = 0) -> int:
-        """Send on the part of a Fetch response that is in `view`.
-
-        The body's own tag section goes without the addresses that it may carry.
-        """
-        self.read_bytes = self.first_bytes
-        end = start + walker.feed(view[start:])
-        if not walker.at_tail:
-            self._send(view[:end], more=True)
-            return end
-        left = walker.remaining_bytes
-        if left > MAX_TAIL_BYTES:
-            raise MalformedResponse(f"a Fetch response with {left} bytes of tags")
-        self._walker = self._collecting = None
-        if end:
-            self._send(view[:end], more=True)
-        walker.show()  # only now, while the client is at work already
-        return end + self._collect(view[end:], left)
-
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
         exchange = self._collecting
-        if exchange is None:  # the tail of a Fetch response
-            self._send(tail_without_endpoints(bytes(frame)))
-            return
+        assert exchange is not None
         exchange.timed.came_whole(clock_ms())
         rewrites_head = exchange.kind.plan.rewrites_head
         send = self._send_from_head if rewrites_head else self._send_rewritten

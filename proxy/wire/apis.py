@@ -51,8 +51,6 @@ class Handling(Enum):
     PER_BROKER = "per broker"
     """Nothing, but to settings `without_addresses`; at the fallback put it through
     `without_broker_data`: tools ask each broker, and add up."""
-    WALK = "walk"
-    """Send it on through a `FetchWalker`, with a neutral tail."""
     REFUSE = "refuse"
     """It may carry addresses that could not be found, so the request must not reach a broker."""
     UNKNOWN = "unknown"
@@ -69,7 +67,7 @@ class Api:
     the last one that was reviewed."""
     last_offered: int | None = None
     """The last version in ApiVersions responses; None: `max_version`. A client that asks for none
-    may use later ones."""
+    may use later ones: the broker is asked in this one, see `asked_version`."""
     request: Any = None
     """Its message class, and that of the response, of kafka-python; None without a schema."""
     response: Any = None
@@ -130,10 +128,9 @@ _FACTS = (
     ),
     Api(
         FETCH,
-        # Later ones bring consumers nothing but leader hints (KIP-951), which they do not get here
-        # (docs/decisions/05-leader-hints.md); but each response would have to be walked for them.
+        # Later ones are the same but for leader hints (KIP-951), which carry addresses
+        # (docs/decisions/05-leader-hints.md).
         last_offered=15,
-        first_with_addresses=16,
         first_throttled_by_client=8,
         family="fetch",
         byte_rate="consumer_byte_rate",
@@ -254,7 +251,7 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     elif version < api.first_with_addresses:
         handling = Handling.PER_BROKER if api.is_per_broker else Handling.PASS
     else:
-        handling = Handling.WALK if api_key == FETCH else Handling.REWRITE
+        handling = Handling.REWRITE
     # ApiVersions has no tag section, so that a client can read the answer to a version that the
     # broker does not know (KIP-511).
     has_tags = has_schema and api_key != API_VERSIONS
@@ -281,15 +278,20 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     )
 
 
-def downgrade_api_versions_request(frame: bytearray | memoryview, version: int) -> bool:
-    """Set the version of an ApiVersions request so that the broker's answer can be read.
+def asked_version(api_key: int, version: int) -> int:
+    """Return the version in which a broker is asked for what a client asks in this one.
 
-    A version above the schemas' last one is set to one that no broker knows. The broker then
+    A later Fetch than is offered is the same as the last one that is, and so is its response. For
+    ApiVersions above the schemas' last version it is one that no broker knows. The broker then
     answers UNSUPPORTED_VERSION (35) in the layout of version 0 with the versions that it does
-    support (KIP-511), and the client asks again. Returns True when the frame was changed: the
-    response then has to be read as version 0.
+    support (KIP-511), and the client asks again.
     """
-    if is_known(API_VERSIONS, version):
-        return False
-    pack_into(">h", frame, _API_VERSION_OFFSET, _UNSUPPORTED_VERSION)
-    return True
+    if api_key == API_VERSIONS and not is_known(api_key, version):
+        return _UNSUPPORTED_VERSION
+    last = api_of(api_key).last_offered
+    return version if last is None else min(version, last)
+
+
+def set_request_version(frame: bytearray | memoryview, version: int) -> None:
+    """Have a request ask in another version."""
+    pack_into(">h", frame, _API_VERSION_OFFSET, version)

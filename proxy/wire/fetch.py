@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import INT32, MalformedFrame
@@ -44,16 +44,6 @@ log_start_offset, from version 5 on; records_bytes; end_offset, behind the last 
 Offsets are -1 when the response does not say. The end is None when there is no whole batch, or the
 records were not seen.
 """
-
-
-class FetchResponseBody(NamedTuple):
-    """What the body of a Fetch response says."""
-
-    session: tuple[int, int]
-    """Error code and session id."""
-    topics: list[tuple[TopicKey, list[FetchedPartition]]]
-    tail: int
-    """Where its tag section begins."""
 
 
 @dataclass(slots=True)

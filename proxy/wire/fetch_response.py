@@ -1,9 +1,8 @@
 """Follow a Fetch response through its bytes without holding it.
 
-Only lengths and counts are read; everything between them is skipped, so that record data can go
-from socket to socket unseen. What is looked for is the tag section at the end of the body: from
-version 16 on it may carry broker addresses (KIP-951). An observer also gets what the response says
-of each partition.
+Observers get what the response says of each partition. Only the fields for that are read, and
+lengths and counts; everything between them is skipped, so that record data can go from socket to
+socket unseen.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -11,13 +10,12 @@ from functools import cache
 from struct import Struct
 from typing import TypeAlias
 
-from proxy.wire.apis import APIS, FETCH, ApiPlan
-from proxy.wire.fetch import NO_OFFSET, FetchedPartition, FetchResponseBody, TopicKey
+from proxy.wire.apis import FETCH, ApiPlan
+from proxy.wire.fetch import NO_OFFSET, FetchedPartition, TopicKey
 from proxy.wire.frames import MalformedResponse
 from proxy.wire.layout import (
     INCOMPLETE,
     MAX_TOPIC_BYTES,
-    UNREADABLE,
     VARINT_MORE,
     VARINT_PAYLOAD,
     VARINT_PAYLOAD_BITS,
@@ -96,15 +94,15 @@ class FetchObserver:
 
 
 class FetchWalker:
-    """Reads a Fetch response's body piece by piece, holding no more than the start of a field.
+    """Reads a Fetch response's body piece by piece, and shows observers what it says.
 
-    With observers it also holds one topic's name, and copies of the fields until they are shown.
-    That is when `show` is called, so that what was fed can be sent on first.
+    It holds no more than the start of a field, a topic's name, and copies of the fields until they
+    are shown. That is when `show` is called, so that what was fed can be sent on first.
     """
 
     __slots__ = (
-        *("_form", "_is_ended", "_is_tagged", "_shown", "_walk"),
-        *("held", "opaque_bytes", "passes_end", "remaining_bytes"),
+        *("_form", "_is_told", "_left_bytes", "_observers", "_topics", "_walk"),
+        *("held", "is_done", "opaque_bytes"),
     )
 
     def __init__(
@@ -120,145 +118,76 @@ class FetchWalker:
         partition's records end also when they are not all in one piece. Raises ValueError for a
         version that the schemas do not know.
         """
-        self._form = form = fetch_form(version)
-        self.remaining_bytes = body_bytes
-        """Of the body, behind what was fed and skipped. At the tail: the length of the tail."""
+        self._form = fetch_form(version)
+        self._observers = observers
+        self._left_bytes = body_bytes
+        """Of the body, behind what was fed and skipped."""
         self.opaque_bytes = 0
         """How many of the next bytes need not be shown and may be passed over with `skip`."""
         self.held = b""
         """The start of a field whose rest has not come."""
-        self._is_ended = False
-        self._is_tagged = form.is_tagged
-        self.passes_end = not form.has_endpoints
-        """Whether no broker's address is in it."""
-        self._shown = _Shown(observers, follows_batches) if observers else None
-        self._walk: Generator[int, _Piece, int] | None = None
-        """None until the first piece."""
-
-    @property
-    def at_tail(self) -> bool:
-        """Whether the next byte is the first of the body's own tag section.
-
-        Never so before version 12, which has no tag sections.
-        """
-        return self._is_ended and self._is_tagged and not self.opaque_bytes
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all that is left may pass unread: nothing to be shown, nor any address, is in it.
-
-        May be False to the end, as after a last topic without partitions.
-        """
-        return self.passes_end and self._shown is not None and self._shown.has_all
+        self.is_done = False
+        """Whether nothing to be shown is in what is left, which may pass unread."""
+        self._topics: _FetchedTopics = []
+        """What is not yet shown. The last is the topic that the walk is at."""
+        self._is_told = False
+        self._walk = _walk(self._form, observers, self._topics, follows_batches=follows_batches)
+        next(self._walk)
 
     def skip(self, count: int) -> None:
         """Pass over `count` bytes, at most `opaque_bytes`, that were moved unseen."""
         if not 0 <= count <= self.opaque_bytes:
             raise ValueError(f"cannot skip {count} of {self.opaque_bytes} bytes")
         self.opaque_bytes -= count
-        self.remaining_bytes -= count
+        self._left_bytes -= count
 
-    def feed(self, data: Buffer) -> int:
-        """Take the next bytes of the body, in pieces of any size.
+    def feed(self, data: Buffer) -> None:
+        """Take the next bytes of the body, in pieces of any size. Opaque bytes may be among them.
 
-        Returns how many were taken: all of them, or those before the tail. Opaque bytes may be
-        among them. The walk refers to the piece until the next one. Raises MalformedResponse,
-        after which the walker is of no more use.
+        The walk refers to the piece until the next one. Raises MalformedResponse, after which the
+        walker is of no more use.
         """
-        held = self.held
-        if held:
+        if self.is_done:
+            return
+        if held := self.held:
             data = held + bytes(data)
             self.held = b""
-        limit = self.remaining_bytes + len(held)
+        limit = self._left_bytes + len(held)
         end = min(len(data), limit)
+        self._left_bytes = limit - end
         opaque = self.opaque_bytes
-        if self._is_ended or (opaque >= end and 0 < end < limit):
-            taken = min(opaque, end)
-            self.opaque_bytes = opaque - taken
-        else:
-            taken = self._run(data, end, limit)
-            shown = self._shown
-            if shown is not None and not self._is_ended and shown.size >= MAX_UNSHOWN:
-                self.show()
-        self.remaining_bytes = limit - taken
-        return taken - len(held)
+        if opaque >= end and 0 < end < limit:
+            self.opaque_bytes = opaque - end
+            return
+        try:
+            pos = self._walk.send((data, opaque, end, limit))
+        except StopIteration as stop:
+            pos = stop.value
+            self.is_done = True
+        if pos > limit or (end == limit and not self.is_done):
+            raise MalformedResponse("the response ends inside a field")
+        self.opaque_bytes = max(pos - end, 0)
+        if pos < end and not self.is_done:
+            self.held = bytes(data[pos:end])
+        unshown = sum([len(fetched) or 1 for _, fetched in self._topics])
+        if unshown >= MAX_UNSHOWN and not self.is_done:
+            self.show()
 
     def show(self) -> None:
         """Show the observers what was fed since the last time."""
-        if self._shown is not None:
-            self._shown.show(is_end=self._is_ended)
-
-    def _run(self, data: Buffer, end: int, limit: int) -> int:
-        """Walk on through `data[:end]` and return how many bytes were used or held."""
-        if self._walk is None:
-            shown = self._shown
-            if shown is not None and end == limit:
-                read = _read_at_once(self._form, data, limit)
-                if read is not None:
-                    shown.session(*read.session)
-                    shown.topics += read.topics
-                    shown.has_all = bool(read.topics and read.topics[-1][1])
-                    self._is_ended = True
-                    return read.tail
-            self._walk = _walk(self._form, self._shown)
-            next(self._walk)
-        try:
-            pos = self._walk.send((data, self.opaque_bytes, end, limit))
-        except StopIteration as stop:
-            pos = stop.value
-            self._is_ended = True
-        if pos > limit or (self._is_ended and self._is_tagged != (pos < limit)):
-            raise MalformedResponse(f"{limit - pos} bytes behind the last field")
-        if pos > end:
-            self.opaque_bytes = pos - end
-            return end
-        self.opaque_bytes = 0
-        if self._is_ended:
-            return pos
-        if end == limit:
-            raise MalformedResponse("the response ends inside a field")
-        self.held = bytes(data[pos:end])
-        return end
-
-
-class _Shown:
-    """What a walk finds for its observers."""
-
-    __slots__ = ("_is_told", "_observers", "follows_batches", "has_all", "topics")
-
-    def __init__(self, observers: Sequence[FetchObserver], follows_batches: bool) -> None:
-        self._observers = observers
-        self.follows_batches = follows_batches
-        self.topics: list[tuple[TopicKey, list[FetchedPartition]]] = []
-        """What is not yet shown. The last is the topic that the walk is at."""
-        self.has_all = False
-        """Set by the walk when it has found the last partition."""
-        self._is_told = False
-
-    @property
-    def size(self) -> int:
-        """How many partitions are not yet shown, at least; a topic without any counts, too."""
-        return sum([len(fetched) or 1 for _, fetched in self.topics])
-
-    def session(self, error_code: int, session_id: int) -> None:
-        """Show what is said of the whole response."""
-        for observer in self._observers:
-            observer.session(error_code, session_id)
-
-    def show(self, *, is_end: bool) -> None:
-        """Show what was found since the last time."""
-        topics = self.topics
-        for topic, fetched in topics:
+        for topic, fetched in self._topics:
             if fetched:
                 for observer in self._observers:
                     observer.partitions(topic, fetched[:])
                 fetched.clear()
-        del topics[:-1]
-        if (self.has_all or is_end) and not self._is_told:
+        del self._topics[:-1]
+        if self.is_done and not self._is_told:
             self._is_told = True
             for observer in self._observers:
                 observer.ended()
 
+
+_FetchedTopics: TypeAlias = list[tuple[TopicKey, list[FetchedPartition]]]
 
 _Piece: TypeAlias = tuple[Buffer, int, int, int]
 """Bytes of the body and, as positions in them: where to go on, which may be behind their end; their
@@ -269,82 +198,50 @@ _ReadNumber: TypeAlias = Callable[[Buffer, int, int, int], tuple[int, int] | Non
 all there. Raises MalformedResponse, also when the body has no room for so much."""
 
 
-def read_whole_body(version: int, body: Buffer) -> FetchResponseBody | None:
-    """Return what a whole body says; None when not all in it is as in most."""
-    return _read_at_once(fetch_form(version), body, len(body))
-
-
-def _read_at_once(form: "_Form", data: Buffer, limit: int) -> FetchResponseBody | None:
-    read_rows, key_bytes, pos = form.read_rows, form.topic_bytes, form.session.size
-    if read_rows is None or not key_bytes or limit <= pos:
-        return None
-    session = form.session.unpack_from(data, 0)
-    found: list[tuple[TopicKey, list[FetchedPartition]]] = []
-    left = 0
-    try:
-        topics, pos = form.read_count(data, pos)
-        for _ in range(topics):
-            topic = bytes(data[pos : pos + key_bytes])
-            left, pos = form.read_count(data, pos + key_bytes)
-            fetched: list[FetchedPartition] = []
-            found.append((topic, fetched))
-            while left > 0:
-                rows, pos = read_rows(data, pos, limit, limit, left, fetched)
-                if not rows or data[pos] != 0:
-                    return None
-                left -= rows
-                pos += 1
-            if data[pos] != 0:
-                return None
-            pos += 1
-    except UNREADABLE:
-        return None
-    return FetchResponseBody(session, found, pos) if pos < limit else None
-
-
 def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the schema has it
-    form: "_Form", shown: _Shown | None
+    form: "_Form",
+    observers: Sequence[FetchObserver],
+    found: _FetchedTopics,
+    *,
+    follows_batches: bool,
 ) -> Generator[int, _Piece, int]:
-    """Follow a body from field to field; return where its own tag section begins.
+    """Follow a body from field to field; return the position behind its last partition's records.
 
     Yields the position from which on it needs bytes that have not come, and is sent the next piece.
     """
     count, head_bytes = form.count, form.head.size
-    follows_batches = shown is not None and shown.follows_batches
-    read_rows = form.read_rows if shown is not None and not follows_batches else None
-    fetched: list[FetchedPartition] = []
-    head: tuple[int, ...] = ()
+    read_rows = None if follows_batches else form.read_rows
     data, pos, end, limit = yield 0
     # throttle_time_ms, error_code, session_id
-    if shown is not None and form.has_session:
-        while pos + form.session.size > end:
-            data, pos, end, limit = yield pos
-        shown.session(*form.session.unpack_from(data, pos))
+    while pos + form.session.size > end:
+        data, pos, end, limit = yield pos
+    if form.has_session:
+        for observer in observers:
+            observer.session(*form.session.unpack_from(data, pos))
     pos += form.session.size
     # responses
-    while (found := count(data, pos, end, limit)) is None:
+    while (number := count(data, pos, end, limit)) is None:
         data, pos, end, limit = yield pos
-    topics, pos = found
+    topics, pos = number
     for topics_left in range(topics, 0, -1):
         # topic_id, or topic
         topic_bytes = form.topic_bytes
         if form.name_size is not None:
-            while (found := form.name_size(data, pos, end, limit)) is None:
+            while (number := form.name_size(data, pos, end, limit)) is None:
                 data, pos, end, limit = yield pos
-            topic_bytes, pos = max(found[0], 0), found[1]
-        if shown is not None:
-            if topic_bytes > MAX_NAME_BYTES:
-                raise MalformedResponse(f"a topic name of {topic_bytes} bytes")
-            while pos + topic_bytes > end:
-                data, pos, end, limit = yield pos
-            key = bytes(data[pos : pos + topic_bytes])
-            fetched = []
-            shown.topics.append((key if form.name_size is None else _decoded(key), fetched))
+            topic_bytes, pos = max(number[0], 0), number[1]
+        if topic_bytes > MAX_NAME_BYTES:
+            raise MalformedResponse(f"a topic name of {topic_bytes} bytes")
+        while pos + topic_bytes > end:
+            data, pos, end, limit = yield pos
+        key = bytes(data[pos : pos + topic_bytes])
+        fetched: list[FetchedPartition] = []
+        found.append((key if form.name_size is None else _decoded(key), fetched))
         pos += topic_bytes
         # partitions
-        while (found := count(data, pos, end, limit)) is None:
+        while (number := count(data, pos, end, limit)) is None:
             data, pos, end, limit = yield pos
-        partitions, pos = found
+        partitions, pos = number
         while partitions > 0:
             rows = 0
             if read_rows is not None:
@@ -354,16 +251,15 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
             else:
                 partitions -= 1
                 # partition_index, error_code, high_watermark, last_stable_offset, log_start_offset
-                if shown is not None:
-                    while pos + head_bytes > end:
-                        data, pos, end, limit = yield pos
-                    head = form.head.unpack_from(data, pos)
+                while pos + head_bytes > end:
+                    data, pos, end, limit = yield pos
+                head: tuple[int, ...] = form.head.unpack_from(data, pos)
                 pos += head_bytes
                 # aborted_transactions
                 if form.aborted_bytes:
-                    while (found := count(data, pos, end, limit)) is None:
+                    while (number := count(data, pos, end, limit)) is None:
                         data, pos, end, limit = yield pos
-                    aborted, pos = found
+                    aborted, pos = number
                     for _ in range(aborted):
                         pos += form.aborted_bytes
                         if form.is_tagged:
@@ -371,37 +267,21 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
                 # preferred_read_replica
                 pos += form.replica_bytes
                 # records
-                while (found := form.records_size(data, pos, end, limit)) is None:
+                while (number := form.records_size(data, pos, end, limit)) is None:
                     data, pos, end, limit = yield pos
-                records_bytes, pos = max(found[0], 0), found[1]
+                records_bytes, pos = max(number[0], 0), number[1]
                 after = pos + records_bytes
-                if shown is not None:
-                    index, error_code, high, stable, start = *head, *form.absent
-                    is_whole = records_bytes and after <= end
-                    last = end_of_batches(data, pos, after) if is_whole else None
-                    if follows_batches and after > end:
-                        piece, last = yield from _follow_batches(
-                            data, pos, end, limit, records_bytes
-                        )
-                        data, after, end, limit = piece
-                    fetched.append((index, error_code, high, stable, start, records_bytes, last))
+                index, error_code, high, stable, start = *head, *form.absent
+                last = end_of_batches(data, pos, after) if records_bytes and after <= end else None
+                if follows_batches and after > end:
+                    piece, last = yield from _follow_batches(data, pos, end, limit, records_bytes)
+                    data, after, end, limit = piece
+                fetched.append((index, error_code, high, stable, start, records_bytes, last))
                 pos = after
-            if shown is not None and not partitions and topics_left == 1:
-                shown.has_all = True
-            if form.is_tagged:
-                while pos >= end:
-                    data, pos, end, limit = yield pos
-                if data[pos] == 0:
-                    pos += 1
-                else:
-                    data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
-        if form.is_tagged:
-            while pos >= end:
-                data, pos, end, limit = yield pos
-            if data[pos] == 0:
-                pos += 1
-            else:
+            if form.is_tagged and (partitions or topics_left > 1):
                 data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
+        if form.is_tagged and topics_left > 1:
+            data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
     return pos
 
 
@@ -548,13 +428,11 @@ class _Form:
         unknown = partition.fields.keys() - {*_HEAD_FIELDS, *_FURTHER_FIELDS}
         if unknown:
             raise TypeError(f"no way to walk through {unknown} of Fetch version {version}")
-        self.has_endpoints = version >= APIS[FETCH].first_with_addresses
         self.is_tagged = response.tags is not None
-        """Aborted transactions, partitions, topics and the body end with tag sections."""
+        """Aborted transactions, partitions and topics end with tag sections."""
         self.has_session = "session_id" in response.fields
         self.session = response.head("error_code", "session_id")
         """All in front of the topics."""
-        self.read_count = topics.length.read
         self.count = _number(topics.length.read)
         """Reads how many topics, partitions, or aborted transactions there are."""
         self.topic_bytes = topic.head().size

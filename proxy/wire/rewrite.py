@@ -21,15 +21,12 @@ from proxy.wire.apis import (
 from proxy.wire.frames import INT32, MalformedResponse, check_frame_length, unreadable_is_malformed
 from proxy.wire.layout import (
     INCOMPLETE,
-    MAX_UVARINT_BYTES,
     NULL,
     STEP_ELEMENTS,
     Buffer,
     RecordLayout,
     Steps,
-    encode_uvarint,
     read_tags,
-    read_uvarint,
     response_layout,
     run_steps,
     seek_end,
@@ -57,13 +54,6 @@ SPLICE_EDITS = 1024
 
 KNOWN_ANSWERS, MAX_KNOWN_ANSWER_BYTES = 32, 1 << 12
 """So many answers to ApiVersions are remembered, and read in one step, of so many bytes at most."""
-
-FILLER_TAGS = (2**14 - 1, 2**21 - 1)
-"""Numbers of the tagged field that fills the place of a removed one; clients skip numbers that they
-do not know (KIP-482). Kafka counts up from 0, so these are far off. The first takes two bytes, the
-second three: where one cannot make up a length in shortest form, the other can."""
-
-_NODE_ENDPOINTS_TAG = 0
 
 _CONTROLLERS = 2
 _BROKER = 4
@@ -443,40 +433,3 @@ def _splice(data: Buffer, edits: list[_Edit]) -> Steps[bytearray]:
             yield
     changed += memoryview(data)[pos:]
     return changed
-
-
-def tail_without_endpoints(tail: bytes) -> bytes:
-    """Return a Fetch response's own tag section without node endpoints, at the same length.
-
-    The length must not change because the frame's length was sent before. In the place of the
-    endpoints comes a field of zeros that clients do not know; they learn the new leader from
-    Metadata. A section without endpoints is returned as the same object. Raises MalformedResponse.
-    """
-    try:
-        tags, end = read_tags(tail, 0)
-        _, start = read_uvarint(tail, 0)
-    except (IndexError, ValueError) as error:
-        raise MalformedResponse(f"the last tag section: {error}") from None
-    if end != len(tail):
-        raise MalformedResponse(f"{len(tail) - end} bytes behind the last tag section")
-    if all(tag.number != _NODE_ENDPOINTS_TAG for tag in tags):
-        return tail
-    kept = [tail[:start]]
-    fillers: list[bytes] = []
-    for tag in tags:
-        if tag.number == _NODE_ENDPOINTS_TAG:
-            fillers.append(_filler(tag.end - start))
-        else:
-            kept.append(tail[start : tag.end])
-        start = tag.end
-    return b"".join(kept + fillers)  # the numbers of a section go up, so fillers come last
-
-
-def _filler(size: int) -> bytes:
-    """Return a tagged field of exactly `size` bytes."""
-    for number in map(encode_uvarint, FILLER_TAGS):
-        for prefix_bytes in range(1, MAX_UVARINT_BYTES + 1):
-            value_bytes = size - len(number) - prefix_bytes
-            if value_bytes >= 0 and len(prefix := encode_uvarint(value_bytes)) == prefix_bytes:
-                return number + prefix + bytes(value_bytes)
-    raise MalformedResponse(f"node endpoints in {size} bytes")

@@ -7,13 +7,16 @@ import asyncio
 from struct import pack
 
 import pytest
+from parts.interceptors import AllShown
 from relaylab import frames
 from relaylab.lab import Lab, open_lab, slow_client, turns, until
 
 from proxy.quota.entities import QuotaKind
+from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.lifecycle import LifecycleState
 from proxy.relay.services import Limits
-from proxy.wire.apis import FIND_COORDINATOR
+from proxy.wire.apis import FETCH, FIND_COORDINATOR
+from proxy.wire.fetch_response import FetchObserver
 
 BIG_BYTES = 16 << 20
 
@@ -98,9 +101,27 @@ async def response_under_way(lab: Lab):
     return client, broker
 
 
+class WalkedFetch(InterceptedRequest):
+    takes_whole = False
+
+    def observer(self, _now_ms):
+        return FetchObserver()
+
+
+class WalkingInterceptor(AllShown):
+    """Has the response to each Fetch walked."""
+
+    def wants(self, api_key, _now_ms):
+        return api_key == FETCH
+
+    def request(self, _head, _frame, _now_ms):
+        return WalkedFetch()
+
+
 async def walk_under_way(lab: Lab):
-    client, broker = await lab.pair(frames.fetch_request(1, version=17))
-    await broker.send(frames.fetch_partitions(1, [bytes(300_000)], {})[0][:200_000])
+    lab.services.interceptor = lambda *_: WalkingInterceptor()
+    client, broker = await lab.pair(frames.fetch_request(1, version=15))
+    await broker.send(frames.fetch_partitions(1, [bytes(300_000)])[:200_000])
     await client.receive(200_000)
     return client, broker
 
@@ -296,24 +317,31 @@ async def test_a_truncated_frame():
         pytest.param(
             frames.metadata_request(1), frames.response(3, 1, 1, b"\0\0\0\7"), id="cut metadata"
         ),
-        pytest.param(
-            frames.fetch_request(1, version=17), frames.framed(pack(">i", 1)), id="empty fetch"
-        ),
-        pytest.param(
-            frames.fetch_request(1, version=17),
-            frames.framed(pack(">i", 1) + b"\1\0\0" + bytes(50)),
-            id="header tags",
-        ),
-        pytest.param(
-            frames.fetch_request(1, version=17),
-            frames.response(1, 17, 1, bytes(10) + b"\xff\xff\xff\xff\x0f"),
-            id="fetch of endless topics",
-        ),
     ],
 )
 async def test_a_broker_that_breaks_the_rules(asked, sent):
     async with open_lab() as lab:
         client, broker = await lab.pair(asked)
+        await broker.send(sent)
+        await client.ended()
+        await broker.ended()
+        assert lab.upstream_errors("bad_response") == 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(frames.framed(pack(">i", 1)), id="empty"),
+        pytest.param(frames.framed(pack(">i", 1) + b"\1\0\0" + bytes(50)), id="header tags"),
+        pytest.param(
+            frames.response(1, 15, 1, bytes(10) + b"\xff\xff\xff\xff\x0f"), id="endless topics"
+        ),
+    ],
+)
+async def test_a_broker_that_breaks_the_rules_in_a_fetch_that_is_shown(sent):
+    async with open_lab() as lab:
+        lab.services.interceptor = lambda *_: WalkingInterceptor()
+        client, broker = await lab.pair(frames.fetch_request(1, version=15))
         await broker.send(sent)
         await client.ended()
         await broker.ended()

@@ -52,15 +52,9 @@ PRODUCED = pack(">i", 1) + pack(">h", 1) + b"t" + pack(">iihqqq", 1, 0, 0, 5, -1
 REQUESTS = {
     "fetch": (frames.fetch_request, frames.fetch_response),
     "other fetch": (lambda n: frames.fetch_request(n, max_bytes=5000), frames.fetch_response),
-    "new fetch": (
-        lambda n: frames.fetch_request(n, version=17),
-        lambda n, size: frames.fetch_partitions(n, [bytes(size)], {})[0],
-    ),
     "shown fetch": (
         lambda n: frames.fetch_request(n, version=15),
-        lambda n, size: frames.fetch_partitions(n, [bytes(size)], {})[
-            0
-        ],  # without brokers as of 15
+        lambda n, size: frames.fetch_partitions(n, [bytes(size)]),
     ),
     "acks 1": (
         lambda n: frames.produce_request(n, acks=1),

@@ -44,6 +44,21 @@ async def warmed_up(lab):
 
 
 @pytest.mark.parametrize("rules", [(), (fast_client(),)], ids=["unbounded", "bounded"])
+@pytest.mark.parametrize("version", [16, 17, 18])
+async def test_a_later_fetch_than_is_offered_is_asked_for_in_the_last_one_that_is(version, rules):
+    """So its response names no broker."""
+    async with open_lab(rules=rules) as lab:
+        client, broker = await lab.client(), None
+        for number in range(9):
+            await client.send(frames.fetch_request(number, version=version))
+            broker = broker or await lab.broker()
+            assert await broker.frame() == frames.fetch_request(number, version=15)
+            await broker.send(answer := frames.fetch_partitions(number, [b"records"]))
+            assert await client.frame() == answer
+        assert lab.count("requests_total", api="Fetch", version=str(version)) == 9
+
+
+@pytest.mark.parametrize("rules", [(), (fast_client(),)], ids=["unbounded", "bounded"])
 async def test_it_counts_the_same_whole_and_cut_anywhere(rules):
     async with open_lab(rules=rules) as lab:
         client, broker = await warmed_up(lab)

@@ -20,8 +20,6 @@ from proxy.wire.fetch import read_fetch_request
 from proxy.wire.layout import MAX_ELEMENTS, encode_uvarint
 
 PATHS = ["splice", "copy"]
-NODES = {1: ("broker.internal", 9092)}
-FIRST_WITH_NODES = 16
 RECORDS_BYTES = 20_000
 
 
@@ -66,7 +64,6 @@ class ShowingInterceptor(AllShown):
         return ShownFetch(self.log, head.correlation_id)
 
 
-@pytest.mark.parametrize("version", [15, 17])
 @pytest.mark.parametrize("path", PATHS)
 @settings(
     max_examples=25,
@@ -77,27 +74,25 @@ class ShowingInterceptor(AllShown):
     records=st.lists(
         st.sampled_from([0, 1, 200, 20_000, SPLICE_MIN_BYTES, 150_000]), min_size=1, max_size=6
     ),
-    nodes=st.sampled_from([{}, NODES]),
     cuts=st.lists(st.floats(0, 1), max_size=6),
     from_end=st.lists(st.integers(1, 80), max_size=4),
 )
-def test_all_of_it_once_before_the_next_one(path, version, records, nodes, cuts, from_end):
-    nodes = nodes if version >= FIRST_WITH_NODES else {}
-    sent, seen = frames.fetch_partitions(1, [bytes(size) for size in records], nodes, version)
+def test_all_of_it_once_before_the_next_one(path, records, cuts, from_end):
+    sent = frames.fetch_partitions(1, [bytes(size) for size in records])
     pieces = frames.in_pieces(sent, cuts, from_end)
     log = []
 
     async def relay() -> None:
         async with open_lab(splice=path != "copy") as lab:
             lab.services.interceptor = lambda *_: ShowingInterceptor(log)
-            client, broker = await lab.pair(frames.fetch_request(1, version=version))
+            client, broker = await lab.pair(frames.fetch_request(1, version=15))
             assert log == [(1, "asked"), (1, "sent")]
-            await client.send(frames.fetch_request(2, version=version))
+            await client.send(frames.fetch_request(2, version=15))
             await broker.frame()
-            last, none = frames.fetch_partitions(2, [b""], {}, version)
+            last = frames.fetch_partitions(2, [b""])
             sending = asyncio.create_task(broker.send(*pieces[:-1], pieces[-1] + last))
-            assert await client.frame() == seen
-            assert await client.frame() == none
+            assert await client.frame() == sent
+            assert await client.frame() == last
             await sending
 
     asyncio.run(relay())
@@ -110,7 +105,7 @@ def test_all_of_it_once_before_the_next_one(path, version, records, nodes, cuts,
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_response_that_breaks_the_rules_on_its_way(path):
     """What was sent on by then the client has got; it is shown nothing that is not sure."""
-    sent, _ = frames.fetch_partitions(1, [bytes(RECORDS_BYTES)] * 20, {}, 15)
+    sent = frames.fetch_partitions(1, [bytes(RECORDS_BYTES)] * 20)
     size, longer = encode_uvarint(RECORDS_BYTES + 1), encode_uvarint((1 << 21) - 1)
     assert len(size) == len(longer)
     start, last, rest = sent.rpartition(size)
@@ -130,29 +125,25 @@ async def test_a_response_that_breaks_the_rules_on_its_way(path):
     }
 
 
-@pytest.mark.parametrize(("version", "nodes"), [(15, {}), (17, NODES)])
-async def test_a_client_that_takes_nothing_for_a_while(version, nodes):
+async def test_a_client_that_takes_nothing_for_a_while():
     numbers = range(1, 9)
     records = [bytes(RECORDS_BYTES)] * 50
-    sent, seen = zip(
-        *(frames.fetch_partitions(number, records, nodes, version) for number in numbers),
-        strict=True,
-    )
+    sent = b"".join(frames.fetch_partitions(number, records) for number in numbers)
     loop = asyncio.get_running_loop()
     async with open_lab() as lab, asyncio.timeout(LIMIT_S):
         lab.services.interceptor = lambda *_: ShowingInterceptor([])
         sock = await lab.silent_client()
-        asked = [frames.fetch_request(number, version=version) for number in numbers]
+        asked = [frames.fetch_request(number, version=15) for number in numbers]
         await loop.sock_sendall(sock, b"".join(asked))
         broker = await lab.broker()
         assert [await broker.frame() for _ in asked] == asked
-        broker.writer.write(b"".join(sent))
+        broker.writer.write(sent)
         (connection,) = lab.relay.connections
         responses = connection.responses
         await until(lambda: responses.sending_blocked)
         assert responses.read_bytes <= READ_BYTES
         assert len(responses.stash) <= READ_BYTES
-        left = memoryview(b"".join(seen))
+        left = memoryview(sent)
         while left:
             piece = await loop.sock_recv(sock, len(left))
             assert piece == left[: len(piece)]
@@ -162,17 +153,17 @@ async def test_a_client_that_takes_nothing_for_a_while(version, nodes):
 async def test_a_client_that_somebody_follows_later_and_no_longer():
     log = []
     interceptor = ShowingInterceptor(log)
-    async with open_lab(rules=(fast_client(),)) as lab:
+    async with open_lab(rules=(fast_client(),), lane=False) as lab:
         lab.services.interceptor = lambda *_: interceptor
         interceptor.follows = False
-        client, broker = await lab.pair(frames.fetch_request(1, version=17))
-        sent, _ = frames.fetch_partitions(1, [b""], {})
+        client, broker = await lab.pair(frames.fetch_request(1, version=15))
+        sent = frames.fetch_partitions(1, [b""])
         await broker.send(sent)
         assert await client.frame() == sent
         for number in range(2, 11):
             interceptor.follows = 4 <= number < 8
-            request = frames.fetch_request(number, version=17)
-            sent, _ = frames.fetch_partitions(number, [b""], {})
+            request = frames.fetch_request(number, version=15)
+            sent = frames.fetch_partitions(number, [b""])
             await client.send(request)
             assert await broker.frame() == request
             await broker.send(sent)
@@ -183,7 +174,7 @@ async def test_a_client_that_somebody_follows_later_and_no_longer():
 
 
 def long_request(number, size):
-    return frames.framed(frames.fetch_request(number, version=17)[4:] + bytes(size))
+    return frames.framed(frames.fetch_request(number, version=15)[4:] + bytes(size))
 
 
 async def test_a_long_request_is_the_last_one_until_it_is_answered():
@@ -196,7 +187,7 @@ async def test_a_long_request_is_the_last_one_until_it_is_answered():
             sending = asyncio.create_task(client.send(after))
             await turns(20)
             assert not broker.unread
-            sent, _ = frames.fetch_partitions(number, [b""], {})
+            sent = frames.fetch_partitions(number, [b""])
             await broker.send(sent)
             assert await client.frame() == sent
             assert await broker.frame() == after
@@ -209,13 +200,13 @@ async def test_a_request_for_more_partitions_than_are_kept_is_not_read(more, is_
     limit_bytes = 2 * MAX_SEEN_ASK_BYTES
     async with open_lab(read_limit_bytes=limit_bytes) as lab, asyncio.timeout(LIMIT_S):
         lab.services.interceptor = lambda *_: ShowingInterceptor(log)
-        client, broker = await lab.pair(frames.fetch_request(1, version=17))
-        await broker.send(frames.fetch_partitions(1, [b""], {})[0])
+        client, broker = await lab.pair(frames.fetch_request(1, version=15))
+        await broker.send(frames.fetch_partitions(1, [b""]))
         await client.frame()
         sending = asyncio.create_task(client.send(long_request(2, MAX_SEEN_ASK_BYTES + more)))
         await broker.frame()
         await sending
-        await broker.send(frames.fetch_partitions(2, [b""], {})[0])
+        await broker.send(frames.fetch_partitions(2, [b""]))
         await client.frame()
     assert ((2, "asked") in log) is is_shown
 

@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/queries": Budget(983, 650),
     "proxy/admin": Budget(6197, 4250),
     "proxy/config": Budget(2620, 2150),
-    "proxy/relay": Budget(6862, 4300),
+    "proxy/relay": Budget(6814, 4300),
     "proxy/usage": Budget(969, 950),
     "proxy/pipeline": Budget(3111, 2700),
     "proxy/backpressure": Budget(2522, 1950),
@@ -38,7 +38,7 @@ BUDGETS = {
     "proxy/progress": Budget(3682, 2950),
     "proxy/state": Budget(2203, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5460, 4430
+        5283, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(898, 650),
     "proxy/spark/usage": Budget(1592, 900),

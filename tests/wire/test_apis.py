@@ -7,6 +7,7 @@ from kafka.protocol.api_key import ApiKey
 
 from proxy.wire import apis
 from proxy.wire.apis import API_VERSIONS, APIS, FETCH, METADATA, PRODUCE, Handling
+from proxy.wire.layout import RecordLayout, request_layout, response_layout
 from proxy.wire.rewrite import raise_throttle_time
 
 EVERY_VERSION = [
@@ -39,10 +40,9 @@ def names_port(schema, version):
 
 def test_every_response_that_names_a_port_is_rewritten_and_that_of_api_versions():
     for key, version in EVERY_VERSION:
-        carries = (
-            names_port(apis.message_schema(APIS[key].response), version) or key == API_VERSIONS
-        )
-        handled = apis.plan_of(key, version).handling in (Handling.REWRITE, Handling.WALK)
+        asked = apis.asked_version(key, version)
+        carries = names_port(apis.message_schema(APIS[key].response), asked) or key == API_VERSIONS
+        handled = apis.plan_of(key, asked).handling is Handling.REWRITE
         assert carries == handled or key in CONTROLLERS_ONLY, (key, version)
 
 
@@ -61,8 +61,7 @@ HANDLING = {
     "Produce of the future": (0, 14, Handling.REFUSE),
     "Fetch before endpoints": (1, 15, Handling.PASS),
     "Fetch of old": (1, 0, Handling.PASS),
-    "Fetch with endpoints": (1, 16, Handling.WALK),
-    "Fetch 18": (1, 18, Handling.WALK),
+    "Fetch 18": (1, 18, Handling.PASS),
     "Fetch of the future": (1, 19, Handling.REFUSE),
     "Metadata 0": (3, 0, Handling.REWRITE),
     "Metadata 13": (3, 13, Handling.REWRITE),
@@ -212,11 +211,29 @@ def test_membership():
     ]
 
 
-def test_an_api_versions_request_is_downgraded_only_when_it_is_too_new():
-    for version in range(5):
-        frame = bytearray(pack(">ihhih", 10, 18, version, 7, -1))
-        assert apis.downgrade_api_versions_request(frame, version) is False
-        assert frame == pack(">ihhih", 10, 18, version, 7, -1)
-    frame = bytearray(pack(">ihhih", 10, 18, 5, 7, -1))
-    assert apis.downgrade_api_versions_request(frame, 5) is True
-    assert frame == pack(">ihhih", 10, 18, 32767, 7, -1)
+@pytest.mark.parametrize("version", range(5))
+def test_api_versions_is_asked_for_in_the_version_of_the_client(version):
+    assert apis.asked_version(API_VERSIONS, version) == version
+
+
+def test_api_versions_that_is_too_new_is_asked_for_in_a_version_that_no_broker_knows():
+    frame = bytearray(pack(">ihhih", 10, API_VERSIONS, 5, 7, -1))
+    apis.set_request_version(frame, apis.asked_version(API_VERSIONS, 5))
+    assert frame == pack(">ihhih", 10, API_VERSIONS, 32767, 7, -1)
+
+
+def fields_of(layout):
+    """What a layout has, but for tagged fields: those that are not known are skipped."""
+    if isinstance(layout, RecordLayout):
+        return layout.tags is None, {name: fields_of(each) for name, each in layout.fields.items()}
+    if hasattr(layout, "element"):
+        return layout.length, fields_of(layout.element)
+    return layout.form.format if hasattr(layout, "form") else layout
+
+
+@pytest.mark.parametrize("version", range(16, APIS[FETCH].max_version + 1))
+def test_a_later_fetch_than_is_offered_is_the_same_as_the_last_one_that_is(version):
+    asked = apis.asked_version(FETCH, version)
+    assert asked == apis.last_offered_version(FETCH)
+    for layout_of in (request_layout, response_layout):
+        assert fields_of(layout_of(FETCH, version)) == fields_of(layout_of(FETCH, asked))

@@ -11,7 +11,6 @@ from proxy.wire.apis import (
     plan_of,
 )
 from proxy.wire.layout import encode_uvarint
-from proxy.wire.rewrite import tail_without_endpoints
 
 LIST_OFFSETS = 2
 FIRST_VERSION_WITHOUT_NODE = 15
@@ -94,15 +93,8 @@ def metadata_brokers(frame: bytes) -> dict[int, tuple[str, int]]:
     return brokers
 
 
-def fetch_partitions(
-    correlation_id: int,
-    records: list[bytes],
-    endpoints: dict[int, tuple[str, int]],
-    version: int = 17,
-) -> tuple[bytes, bytes]:
-    """A Fetch response of version 13 or later, one partition for each of `records`: as a broker
-    sends it, and as a client is to see it. Endpoints are from version 16 on.
-    """
+def fetch_partitions(correlation_id: int, records: list[bytes]) -> bytes:
+    """A Fetch response of version 15, one partition for each of `records`."""
     partitions = b"".join(
         pack(">ihqqq", index, 0, 10, 10, 0)
         + b"\1"  # no aborted transactions
@@ -113,19 +105,8 @@ def fetch_partitions(
         for index, data in enumerate(records)
     )
     topic = bytes(16) + encode_uvarint(len(records) + 1) + partitions + b"\0"
-    body = pack(">ihi", 0, 0, 0) + encode_uvarint(2) + topic
-    tail = b"\0"
-    if endpoints:
-        nodes = encode_uvarint(len(endpoints) + 1)
-        for node_id, (host, port) in endpoints.items():
-            name = host.encode()
-            nodes += pack(">i", node_id) + encode_uvarint(len(name) + 1) + name
-            nodes += pack(">i", port) + b"\0\0"  # no rack, no tags
-        tail = b"\1\0" + encode_uvarint(len(nodes)) + nodes
-    return (
-        response(FETCH, version, correlation_id, body + tail),
-        response(FETCH, version, correlation_id, body + tail_without_endpoints(tail)),
-    )
+    body = pack(">ihi", 0, 0, 0) + encode_uvarint(2) + topic + b"\0"
+    return response(FETCH, 15, correlation_id, body)
 
 
 def in_pieces(sent, cuts, from_end):
