@@ -85,10 +85,6 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestContent:
     gone: list[PartitionRow] = []
     try:
         session_id, epoch = head.unpack_from(view) or (NO_SESSION, FINAL_EPOCH)
-        row = topics.known.find(view, head.size)
-        if row is not None:
-            topic, _, (index, offset) = row
-            return FetchRequestContent(session_id, epoch, ((topic, index, offset),), ())
         pos = topics.read_array(view, head.size, asked)
         if forgotten is not None:
             forgotten.read_array(view, pos, gone)
@@ -96,8 +92,6 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestContent:
         raise
     except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a Fetch request: {error}") from None
-    if len(asked) == 1 and not gone:
-        topics.known.add(view, head.size, asked[0])
     return FetchRequestContent(
         session_id,
         epoch,

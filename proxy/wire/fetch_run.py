@@ -44,10 +44,13 @@ def fetch_run_shape(
     layout, answer = request_layout(FETCH, version), response_layout(FETCH, version)
     asked = request_partitions(FETCH, version, "partition", "fetch_offset")
     limit_at = fetch_limit_at(version, request_at)
-    row = asked.known.find(body, layout.head().size)
-    if "session_epoch" not in layout.fields or row is None or limit_at is None:
-        raise ValueError("a version, or a request, that is not like most")
-    topic, place, (index, _) = row
+    if "session_epoch" not in layout.fields or limit_at is None:
+        raise ValueError("a version that is not like most")
+    wanted: list[PartitionRow] = []
+    gone_at = asked.read_array(body, asked.seek(body, 0), wanted)
+    if len(wanted) != 1 or layout.fields["forgotten_topics_data"].count(body, gone_at)[0]:
+        raise ValueError("a request that is not like most")
+    ((topic, place, (index, _)),) = wanted
     session = 0, *layout.head("session_id").unpack_from(body)
     said = response_partitions(FETCH, version, "partition_index", "error_code")
     rows: list[PartitionRow] = []

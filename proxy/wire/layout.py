@@ -61,8 +61,6 @@ LEAST_TAG_BYTES = 2
 """Of a tagged field: its number and length."""
 MAX_TOPIC_BYTES = 249
 """Of a topic's name: brokers have no longer ones."""
-MAX_KNOWN, MAX_KNOWN_MESSAGE_BYTES = 1024, 256
-"""How many messages of a kind are kept to know others like them, and the longest of these."""
 _ANY_COUNT = 2**31 - 1
 _MAX_UVARINT = 2**32 - 1
 VARINT_MORE, VARINT_PAYLOAD, VARINT_PAYLOAD_BITS = 0x80, 0x7F, 7
@@ -357,52 +355,6 @@ def tagged_response_layout(api_key: int, version: int, field: str) -> RecordLayo
     return RecordLayout({field: node}, None, (node.skip,))
 
 
-class MessageShapeCache:
-    """Messages with one partition that were read, so that others like them need not be walked.
-
-    The fields with which a partition begins have fixed sizes, and where other bytes lie does not
-    depend on them. So where all bytes around them are those of a known message, they are at the
-    same place, and the topic is the same. Keeps one form for each length, and so many topics, that
-    MAX_KNOWN_MESSAGE_BYTES and MAX_KNOWN bound both.
-    """
-
-    __slots__ = ("_fields", "_forms", "_topics")
-
-    def __init__(self, fields: Struct) -> None:
-        self._fields = fields
-        self._forms: dict[int, Struct] = {}
-        """By length: unpacks what is before the fields, these, and what is behind them, where they
-        were in the latest message."""
-        self._topics: dict[tuple[bytes, bytes], Any] = {}
-        """By what is before and behind the fields."""
-
-    def find(self, data: Buffer, pos: int) -> PartitionRow | None:
-        """Return the partition in the rest of the buffer; None when nothing like it is known."""
-        form = self._forms.get(len(data) - pos)
-        if form is None:
-            return None
-        values = form.unpack_from(data, pos)
-        before = values[0]
-        topic = self._topics.get((before, values[-1]))
-        return None if topic is None else (topic, pos + len(before), values[1:-1])
-
-    def add(self, data: Buffer, pos: int, row: PartitionRow) -> None:
-        """Add the rest of the buffer, which was read and has this partition only."""
-        size = len(data) - pos
-        if size > MAX_KNOWN_MESSAGE_BYTES:
-            return
-        topic, place, _ = row
-        before, fields = place - pos, self._fields
-        codes = f">{before}s{fields.format[1:]}{size - before - fields.size}s"
-        form = self._forms.get(size)
-        if form is None or form.format != codes:
-            form = self._forms[size] = Struct(codes)
-        values = form.unpack_from(data, pos)
-        self._topics[values[0], values[-1]] = topic
-        if len(self._topics) > MAX_KNOWN:
-            del self._topics[next(iter(self._topics))]
-
-
 class PartitionFields:
     """Reads some fields of each partition in a message.
 
@@ -435,8 +387,6 @@ class PartitionFields:
         is_record = isinstance(self.partition, RecordLayout)
         self.head: Struct = self.partition.head(*wanted) if is_record else self.partition.form
         """Unpacks the fields that are wanted."""
-        self.known = MessageShapeCache(self.head)
-        """Of the version; `read` keeps them."""
         fields = self.partition.fields.values() if is_record else ()
         self._has_rows = all(isinstance(node, _Fixed) for node in fields)
         """Whether all partitions without tagged fields have the same size."""
@@ -445,13 +395,8 @@ class PartitionFields:
 
     def read(self, data: Buffer, pos: int) -> list[PartitionRow]:
         """Return all partitions of the message that begins at `pos`."""
-        row = self.known.find(data, pos)
-        if row is not None:
-            return [row]
         found: list[PartitionRow] = []
         self.read_array(data, self.seek(data, pos), found)
-        if len(found) == 1:
-            self.known.add(data, pos, found[0])
         return found
 
     def seek(self, data: Buffer, pos: int) -> int:

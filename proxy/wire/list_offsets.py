@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from struct import Struct
-from types import MappingProxyType
 from typing import NamedTuple
 
 from proxy.wire.apis import APIS, LENGTH_BYTES, LIST_OFFSETS
 from proxy.wire.frames import INT32, MalformedFrame, read_partitions
 from proxy.wire.layout import (
-    MAX_KNOWN,
-    MAX_KNOWN_MESSAGE_BYTES,
     UNREADABLE,
     Buffer,
     PartitionFields,
@@ -32,6 +29,9 @@ _ANSWER = ("partition_index", "error_code", "offset")
 _INT64 = Struct(">q")
 _OFFSET_AT = Struct(">ihq").size  # behind partition_index, error_code and timestamp
 _NO_ERROR, _NO_TIMESTAMP, _NO_LEADER_EPOCH = 0, -1, -1
+
+MAX_ANSWERS_KEPT = 1024
+"""Of one partition each, to make others from: an executor asks the same around each poll."""
 
 
 @dataclass(slots=True)
@@ -59,17 +59,8 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
     Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame and
     TooManyElements.
     """
-    if len(body) <= MAX_KNOWN_MESSAGE_BYTES:
-        asked = _read_again(version, bytes(body))
-    else:
-        asked = _read_request(version, body)
-    return LookupRequest(*asked, correlation_id)
-
-
-def _read_request(version: int, body: Buffer) -> tuple[int, Mapping[TopicPartition, int]]:
-    """Return the isolation level and the timestamps that a request asks for."""
     if not _is_read(version):
-        return READ_UNCOMMITTED, {}
+        return LookupRequest(READ_UNCOMMITTED, {}, correlation_id)
     head, fields = _request_form(version)
     timestamps = {}
     try:
@@ -80,7 +71,8 @@ def _read_request(version: int, body: Buffer) -> tuple[int, Mapping[TopicPartiti
         raise
     except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
-    return levels[0] if levels else READ_UNCOMMITTED, MappingProxyType(timestamps)
+    level = levels[0] if levels else READ_UNCOMMITTED
+    return LookupRequest(level, timestamps, correlation_id)
 
 
 @cache
@@ -90,10 +82,6 @@ def _request_form(version: int) -> tuple[Struct, PartitionFields]:
         request_layout(LIST_OFFSETS, version).head("isolation_level"),
         request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp"),
     )
-
-
-_read_again = lru_cache(MAX_KNOWN)(_read_request)
-"""Around each poll an executor asks the same; only the header has another number."""
 
 
 def read_list_offsets_response(
@@ -142,7 +130,7 @@ def list_offsets_response(
     return bytes(frame)
 
 
-@lru_cache(MAX_KNOWN)
+@lru_cache(MAX_ANSWERS_KEPT)
 def _answer_like(version: int, topic: str, index: int) -> tuple[bytes, int]:
     """Return an answer for one partition, and where its offset is."""
     frame = _answer(version, 0, {(topic, index): 0})
