@@ -10,7 +10,7 @@ from structlog import get_logger
 from metrics.member_names import member_name
 from proxy.config import Config
 from proxy.config.secrets import read_secrets
-from proxy.config.stores import read_state
+from proxy.config.stores import open_store
 from proxy.host_ports import HostPorts
 from proxy.quota.rule_registry import read_changes
 from proxy.relay.take_over import (
@@ -62,7 +62,7 @@ def _check_state(config: Config, owner: int) -> None:
     """Read the state, which another process has, as a successor would. Raises StateError."""
     way = bootstrap_of(config, read_secrets(config), lambda: None)
     if (tier := config.tier) is None:
-        state = read_state(config, way, owner)
+        state = open_store(config, way, owner)
     else:
         state = open_tier_store(config, way, member_name(0, tier.machine), TierRules(config))
     with closing(state):

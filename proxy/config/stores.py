@@ -1,4 +1,4 @@
-"""Opens the state that a configuration names, and looks at one that another proxy has."""
+"""Opens the state that a configuration names, or looks at one that another proxy has."""
 
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.config.models import Config
@@ -12,21 +12,15 @@ from proxy.state import (
 )
 
 
-def open_store(config: Config, way: Bootstrap) -> Store:
-    """Open the state. Raises StateError."""
-    state = config.state
-    if state.kind == "kafka":
-        return KafkaStore(way, state.topic, timeout_s=config.limits.connect_timeout_s)
-    if state.kind == "memory":
-        return MemoryStore()
-    opened = open_or_start_empty if state.on_damage == "start_empty" else SqliteStore
-    return opened(state.path)
-
-
-def read_state(config: Config, way: Bootstrap, owner: int) -> Store:
-    """Return what is in the state of process `owner`, which keeps it. Raises StateError."""
+def open_store(config: Config, way: Bootstrap, owner: int | None = None) -> Store:
+    """Open the state, or what is in that of process `owner`, which keeps it. Raises StateError."""
     state = config.state
     if state.kind == "kafka":
         timeout_s = config.limits.connect_timeout_s
-        return KafkaStore(way, state.topic, timeout_s=timeout_s, takes=False)
-    return MemoryStore() if state.kind == "memory" else read_snapshot(state.path, owner)
+        return KafkaStore(way, state.topic, timeout_s=timeout_s, looks=owner is not None)
+    if state.kind == "memory":
+        return MemoryStore()
+    if owner is not None:
+        return read_snapshot(state.path, owner)
+    opened = open_or_start_empty if state.on_damage == "start_empty" else SqliteStore
+    return opened(state.path)

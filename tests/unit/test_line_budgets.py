@@ -29,14 +29,14 @@ BUDGETS = {
     "proxy/onboarding": Budget(961, 700),
     "proxy/queries": Budget(983, 650),
     "proxy/admin": Budget(6197, 4250),
-    "proxy/config": Budget(2620, 2150),
+    "proxy/config": Budget(2614, 2150),
     "proxy/relay": Budget(6814, 4300),
     "proxy/usage": Budget(969, 950),
     "proxy/pipeline": Budget(3111, 2700),
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5640, 3100),
     "proxy/progress": Budget(3682, 2950),
-    "proxy/state": Budget(2203, 1300),
+    "proxy/state": Budget(2173, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5213, 4430
     ),

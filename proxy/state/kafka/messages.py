@@ -26,7 +26,7 @@ MESSAGES_SCHEMA = 1
 FORM_HEADER = "form"
 VERSION_HEADER = "version"
 WRITER_HEADER = "writer"
-"""In the topic of a tier: the transactional id under which the message was written."""
+"""The transactional id under which the message was written; not in older ones of a single proxy."""
 
 OWNER_KEY = "owner"
 """Key of the owner's message; no record's, as it has no namespace."""
@@ -69,7 +69,7 @@ def size_of(content: Content) -> int:
     return len(content.key.encode()) + len(content.text.encode())
 
 
-def to_message(key: str, content: Content, writer: str | None = None) -> Message:
+def to_message(key: str, content: Content, writer: str) -> Message:
     """Return the message to write."""
     value: bytes | None = None
     headers: list[tuple[str, bytes]] = []
@@ -80,8 +80,7 @@ def to_message(key: str, content: Content, writer: str | None = None) -> Message
         headers.append((VERSION_HEADER, b"%d" % content.version))
     elif content is not None:
         value = json.dumps(asdict(content)).encode()
-    if writer is not None:
-        headers.append((WRITER_HEADER, writer.encode()))
+    headers.append((WRITER_HEADER, writer.encode()))
     return key.encode(), value, headers
 
 

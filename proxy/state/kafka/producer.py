@@ -35,10 +35,7 @@ from .messages import Content, Message, Place, to_message
 from .slot_table import LOST_FIX, GroupFence
 from .state_topic import FencedError, NotReadyError, StateTopic
 
-TRANSACTION_TIMEOUT_MS = 60_000
-"""The brokers give up a transaction after this time; longer than any of our writes takes."""
-
-TIER_TRANSACTION_TIMEOUT_MS = 15_000
+TRANSACTION_TIMEOUT_MS = 15_000
 """Longer than any write takes. What a machine began that had lost the slot already holds up readers
 for so long, and up to 10 s more until the brokers look."""
 
@@ -62,14 +59,17 @@ NO_TIME = -1
 SEQUENCES = 2**31
 
 FenceFor = Callable[[Collection[int]], GroupFence | None]
-"""Returns the fence to write these slots with; raises StateError: they are not to be written."""
+"""Returns the group's fence to write these slots with, or None where no group decides.
+
+Raises StateError: they are not to be written.
+"""
 
 
 class Producer:
-    """The one that may write; for one task. In a tier it asks `fence_for`, and signs messages."""
+    """The one that may write, as far as `fence_for` says; for one task."""
 
     def __init__(
-        self, topic: StateTopic, transactional_id: str, fence_for: FenceFor | None = None
+        self, topic: StateTopic, transactional_id: str, fence_for: FenceFor = lambda _slots: None
     ) -> None:
         self._topic = topic
         self.transactional_id = transactional_id
@@ -77,7 +77,6 @@ class Producer:
         self._fence_for = fence_for
         self.begin_anew: Callable[[], Awaitable[None]] = self.take_over
         """Called after it was fenced. Raises StateError when it may write no more."""
-        self._timeout_ms = TIER_TRANSACTION_TIMEOUT_MS if fence_for else TRANSACTION_TIMEOUT_MS
         self._over: tuple[GroupFence | None, str] = None, ""
         """The fence that the group refused in this write, and how it said so."""
         self.id, self.epoch = NO_ID, NO_EPOCH
@@ -98,13 +97,13 @@ class Producer:
 
         What was not answered is tried again as a whole: writing the same once more changes nothing.
         After an error it may be that they were written all the same. Raises as `StateTopic.check`,
-        and in a tier StateError for slots that are not to be written.
+        and StateError for slots that are not to be written.
         """
         self._over = None, ""
-        writer = None if self._fence_for is None else self.transactional_id
         messages: dict[int, list[Message]] = {}
         for (slot, key), content in changes.items():
-            messages.setdefault(slot, []).append(to_message(key, content, writer))
+            message = to_message(key, content, self.transactional_id)
+            messages.setdefault(slot, []).append(message)
         try:
             while True:
                 with suppress(FencedError):
@@ -134,7 +133,7 @@ class Producer:
 
     def _fence(self, partitions: Sequence[int]) -> GroupFence | None:
         """Return with what to write. Raises StateError, or NotReadyError while that was refused."""
-        fence = None if self._fence_for is None else self._fence_for(partitions)
+        fence = self._fence_for(partitions)
         if fence is not None and fence == self._over[0]:
             raise NotReadyError(self._over[1], LOST_FIX)
         return fence
@@ -149,7 +148,7 @@ class Producer:
 
     async def _init(self) -> None:
         request = InitProducerIdRequest[3](
-            **self._identity, transaction_timeout_ms=self._timeout_ms
+            **self._identity, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
         )
         response = await self._ask(request, f"begin to write to topic {self._topic.name}")
         self.id, self.epoch = response.producer_id, response.producer_epoch

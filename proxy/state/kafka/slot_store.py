@@ -46,7 +46,7 @@ FOLLOW_LIMIT_S, FOLLOW_RETRY_S = 10.0, 1.0
 """To read what comes next in the common slot, and after what could not be read."""
 
 GRACE_S = 0.2
-"""For a transaction that is under way: an order of magnitude longer than one takes."""
+"""For a transaction of another that is under way: an order of magnitude longer than one takes."""
 
 KAFKA_ERRORS = (UpstreamError, RefusedError, FencedError)
 """What the brokers say."""
@@ -84,12 +84,12 @@ class SlotStore(Store):
     slot that was not taken. Records of other slots are not there.
 
     Raises StateError when no broker answers, the topic is not made for slots, or holds what this
-    version cannot read.
+    version cannot read, or more than MAX_STATE_BYTES. No other process has lost anything then.
 
     `way` leads to Kafka 2.5 or later. `tier` and `machine` make the transactional id: no two
     machines of a tier may have one name. Without a tier it is the topic's name, and there is one
     slot. `slot_of_record` returns the slot of a record's key, from 0 to `slots` - 1; `common` is
-    the slot that all read.
+    the slot that all read. Who `looks` only reads that.
     """
 
     _instead = "run without a tier"
@@ -108,8 +108,9 @@ class SlotStore(Store):
         common: int = 0,
         slot_of_record: Callable[[str], int] = lambda _key: 0,
         timeout_s: float = STORE_TIMEOUT_S,
+        looks: bool = False,
     ) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s, self._looks = timeout_s, looks
         self._tier, self._prefix = tier, f"{tier}/"
         self._common = common
         own_way = BootstrapForLoop(way)
@@ -118,10 +119,8 @@ class SlotStore(Store):
         self._topic, self._reading, self._following = self._topics
         self.slots = SlotTable(slot_of_record)
         """What is read here, and what may be written."""
-        if tier is None:
-            self._producer = Producer(self._topic, topic)
-        else:
-            self._producer = Producer(self._topic, self._prefix + machine, self.slots.check)
+        own_id = topic if tier is None else self._prefix + machine
+        self._producer = Producer(self._topic, own_id, self.slots.check)
         self._positions: dict[int, int] = {}
         """Offset behind what the records hold, by slot."""
         self._uncertain: set[Place] = set()
@@ -323,10 +322,11 @@ class SlotStore(Store):
 
     async def _open(self) -> None:
         await self._reading.ensure(self._timeout_s)
-        async with self._topic.within(LOAD_TIMEOUT_S):
-            await self._producer.take_over()
         async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):
             await self._read_whole((self._common,))
+        if not self._looks:  # only now: what was read may be of no use to us
+            async with self._topic.within(LOAD_TIMEOUT_S):
+                await self._producer.take_over()
 
     async def _read(self, positions: Mapping[int, int]) -> dict[Place, Content]:
         """Return what is committed from these positions on. Raises StateError: it is too large."""

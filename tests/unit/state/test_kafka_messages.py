@@ -25,6 +25,7 @@ def received(key, value, headers=(), offset=42):
 
 FORM = ("form", b"1")
 VERSION = ("version", b"3")
+WRITER = ("writer", b"tier/one")
 
 
 @pytest.mark.parametrize(
@@ -38,14 +39,18 @@ VERSION = ("version", b"3")
     ],
 )
 def test_what_is_written_is_read_back(key, content):
-    assert read_message("t", 0, received(*to_message(key, content))) == ((0, key), content)
+    written = to_message(key, content, "tier/one")
+    assert read_message("t", 7, received(*written)) == ((7, key), content)
 
 
 def test_the_form_is_a_contract():
     """Later versions must read it."""
-    written = to_message("a/b", Record("a/b", '{"c":1}', 3))
-    assert written == (b"a/b", b'{"c":1}', [FORM, VERSION])
-    assert to_message("a/b", None) == (b"a/b", None, [])
+    record = Record("a/b", '{"c":1}', 3)
+    written = to_message("a/b", record, "tier/one")
+    assert written == (b"a/b", b'{"c":1}', [FORM, VERSION, WRITER])
+    assert to_message("a/b", None, "tier/one") == (b"a/b", None, [WRITER])
+    # As earlier versions wrote them in the topic of a proxy without a tier.
+    assert read_message("t", 0, received(*written[:2], [FORM, VERSION])) == ((0, "a/b"), record)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
 from proxy.state import GroupFence, Record, StateError
-from proxy.state.kafka.messages import read_message, to_message
 from proxy.state.kafka.slot_store import SlotStore
 from proxy.state.kafka.slot_table import SlotTable
 from proxy.state.kafka.state_topic import StateTopic
@@ -116,28 +114,9 @@ def test_a_record_in_another_slot_than_its_own_is_misplaced():
     assert records.at(records.place("a/1")) == record("a/1")
 
 
-@pytest.mark.parametrize("content", [record("a/1"), None])
-def test_a_message_names_its_writer_and_says_the_same(content):
-    message = to_message("a/1", content, "tier/one")
-    key, value, headers = message
-    received = SimpleNamespace(offset=0, key=key, value=value, headers=headers)
-    assert read_message("t", 7, received) == ((7, "a/1"), content)
-    assert dict(headers)["writer"] == b"tier/one"
-
-
 class UnopenedStore(SlotStore):
-    _rights, _instead = "its rights", "go"
-
     def __init__(self) -> None:
-        super().__init__(
-            Bootstrap([("broker", 9092)]),
-            "t",
-            tier="tier",
-            machine="one",
-            slots=256,
-            common=0,
-            slot_of_record=slot_of,
-        )
+        super().__init__(Bootstrap([("broker", 9092)]), "t", tier="tier", machine="one", slots=256)
 
     async def _open(self) -> None:
         pass
@@ -155,7 +134,11 @@ class UnopenedStore(SlotStore):
     ("error", "fix"),
     [
         (UpstreamError(NOT_READY, "no"), "check that the brokers are up"),
-        (RefusedError("no", 30), r"read and write topic t and its rights \(kafka-acls.sh\), or go"),
+        (
+            RefusedError("no", 30),
+            "read and write topic t and read the group of tier tier and use transactional ids that "
+            r"begin with tier/ \(kafka-acls.sh\), or run without a tier",
+        ),
         (RefusedError("no", 10), "raise max.message.bytes of topic t"),
         (RefusedError("no", 87), "--topic t --partitions 256"),
     ],
