@@ -36,7 +36,7 @@ BUDGETS = {
     "proxy/backpressure": Budget(2522, 1950),
     "proxy/quota": Budget(5640, 3100),
     "proxy/progress": Budget(3682, 2950),
-    "proxy/state": Budget(2173, 1300),
+    "proxy/state": Budget(2177, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5213, 4430
     ),

@@ -1,7 +1,9 @@
 """The store of a proxy without a tier: a topic of one slot, which the newest proxy takes."""
 
+import asyncio
+
 from .messages import OWNER_KEY, StateOwner
-from .slot_store import LOAD_TIMEOUT_S, SlotStore
+from .slot_store import GRACE_S, LOAD_TIMEOUT_S, SlotStore
 
 ONLY_SLOT = 0
 OWNER_PLACE = ONLY_SLOT, OWNER_KEY
@@ -30,7 +32,9 @@ class KafkaStore(SlotStore):
             await self._write({OWNER_PLACE: self._own}, LOAD_TIMEOUT_S)
 
     async def _begin_anew(self) -> None:
-        # It may be that the brokers only gave up a transaction of ours that took too long.
+        # It may be that the brokers only gave up a transaction of ours that took too long. Another
+        # proxy needs time to write its name; who takes the state from it before has it no longer.
+        await asyncio.sleep(min(GRACE_S, self._timeout_s / 2))
         await self._read_new()
         await self._producer.take_over()
         # Only now what the other had committed a moment ago is sure to be seen. It takes
