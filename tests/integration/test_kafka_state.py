@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,16 @@ import psutil
 import pytest
 import trustme
 from confluent_kafka import Producer as AnyProducer
-from confluent_kafka.admin import AdminClient, ConfigResource
 from cryptography.hazmat.primitives import serialization
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from kafka.protocol.producer import EndTxnRequest
-from support.proxy_process import until
+from support.state_faults import commits_lost
 
 from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.broker_settings import Quorum, new_cluster_id
 from examples.devkit.loopback import HOST, free_ports
-from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
-from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.state import KafkaStore, Record, StateError
 from proxy.state.kafka import slot_store
 from proxy.state.kafka.producer import Producer
@@ -138,35 +135,6 @@ def test_batches_leave_what_a_dictionary_would_hold(opened, shared_topic, batche
 # The topic
 
 
-def test_the_topic_is_made_for_state(kafka, name, opened):
-    opened().put("a/b", 1)
-    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
-        assert len(admin.list_topics(name, timeout=30).topics[name].partitions) == 1
-        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-        found = admin.describe_configs([resource])[resource].result(30)
-    wanted = StateTopic.settings(1)
-    assert {key: found[key].value for key in wanted} == wanted
-    assert found["cleanup.policy"].value == "compact"
-
-
-@pytest.mark.parametrize(
-    ("partitions", "config", "message"),
-    [
-        (2, {"cleanup.policy": "compact"}, "has 2 partitions, and state needs a topic of one"),
-        (1, {}, "would lose state: its cleanup.policy is delete, not compact\n    fix: set it: "),
-        (1, {"cleanup.policy": "compact,delete"}, "would lose state: its cleanup.policy is"),
-        (
-            1,
-            {"cleanup.policy": "compact", "compression.type": "lz4"},
-            "is compressed by the brokers: its compression.type is lz4",
-        ),
-    ],
-)
-def test_a_topic_that_is_not_made_for_state_is_refused(topic, opened, partitions, config, message):
-    with pytest.raises(StateError, match=message):
-        opened(topic(partitions, config))
-
-
 def test_a_topic_that_somebody_made_rightly_is_used(topic, opened):
     existing = topic(1, {"cleanup.policy": "compact"})
     opened(existing).put("a/b", 1)
@@ -262,24 +230,6 @@ def test_a_killed_process_leaves_each_write_wholly_or_not_at_all(kafka, name, op
     assert found[0] in (told[-1], told[-1] + 1)
 
 
-@contextmanager
-def commits_lost(*, on_the_way_back: bool) -> Iterator[None]:
-    """Lose what stores ask for when they commit, or what they are answered."""
-    ask = KafkaClient.ask
-
-    async def ask_in_vain(client: KafkaClient, request: Any, broker: Any = None) -> Any:
-        commit = isinstance(request, EndTxnRequest) and request.committed
-        answer = None if commit and not on_the_way_back else await ask(client, request, broker)
-        if commit:
-            raise UpstreamError(CONNECTION_CLOSED, "lost")
-        return answer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KafkaClient, "ask", ask_in_vain)
-        patch.setattr(kafka_client, "ASK_AGAIN_S", 600.0)  # it is not tried again
-        yield
-
-
 def break_connections(port: int) -> None:
     """Break all that this process has to the port of a broker."""
     for each in psutil.Process().net_connections("tcp"):
@@ -315,17 +265,6 @@ def test_a_write_that_failed_is_undone_by_the_next(opened, on_the_way_back):
     expected = [("a/b", "old"), ("a/d", "later")]
     assert [(item.key, item.value) for item in store.items("")] == expected
     assert [(item.key, item.value) for item in opened().items("")] == expected
-
-
-def test_a_write_that_failed_is_undone_when_the_state_is_closed(opened):
-    store = opened(timeout_s=SOON_S)
-    with (
-        commits_lost(on_the_way_back=True),
-        pytest.raises(StateError, match="cannot be written: lost"),
-    ):
-        store.put("a/b", "new")
-    store.close()
-    assert opened().items("") == []
 
 
 def test_a_write_that_hangs_while_the_state_is_closed_has_failed(opened, monkeypatch):
@@ -533,34 +472,6 @@ def test_a_connection_that_broke_is_made_anew(kafka, opened):
     break_connections(kafka.port)
     store.put("a/b", 1)
     assert opened().get("a/b").value == 1
-
-
-def written(store: KafkaStore, key: str, value: int) -> bool:
-    """Say whether it could be written."""
-    with suppress(StateError):
-        store.put(key, value)
-        return True
-    return False
-
-
-@pytest.mark.slow
-def test_a_broker_that_goes_and_comes_back(tmp_path):
-    with EmbeddedBroker(tmp_path) as broker:
-        store = KafkaStore(Bootstrap([(HOST, broker.port)]), TOPIC, timeout_s=1.0)
-        store.put("a/b", 1)
-        broker.kill()
-        for _ in range(2):
-            with pytest.raises(StateError, match=r"cannot be written: .*Connection refused"):
-                store.put("a/b", 2)
-        assert store.get("a/b").value == 1
-        broker.start()
-        until(lambda: written(store, "a/c", 3), "it is written")
-        store.close()
-        with closing(KafkaStore(Bootstrap([(HOST, broker.port)]), TOPIC)) as again:
-            assert [item.value for item in again.items("")] == [1, 3]
-            broker.kill()
-        with pytest.raises(ClosedError, match="the state is not open"):
-            again.get("a/b")
 
 
 @pytest.mark.slow

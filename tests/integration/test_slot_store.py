@@ -26,16 +26,14 @@ from confluent_kafka.admin import (
 from kafka.protocol.producer import EndTxnRequest, TxnOffsetCommitRequest
 from support.proxy_process import until
 from support.slot_group import SlotGroup
+from support.state_faults import commits_lost, written
 
 from examples.devkit.broker import EmbeddedBroker, EmbeddedCluster
-from examples.devkit.loopback import HOST, free_ports
-from proxy.cluster import kafka_client
+from examples.devkit.loopback import HOST
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
-from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
-from proxy.state import KafkaStore, Record, StateError
+from proxy.state import KafkaStore, Record, SlotStore, StateError
 from proxy.state.kafka import slot_store as store_module
-from proxy.state.kafka.slot_store import SlotStore
 from proxy.state.kafka.slot_table import GroupFence
 from proxy.state.kafka.state_topic import StateTopic
 from proxy.state.store import ClosedError
@@ -48,6 +46,9 @@ COMMON = 0
 SOON_S = 2.0
 """For writes that are to fail."""
 
+ALONE = None
+"""In the place of a machine: a proxy without a tier."""
+
 WRITER = """
 import os, signal, sys
 from kafka.protocol.producer import EndTxnRequest, TxnOffsetCommitRequest
@@ -55,9 +56,8 @@ from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
-from proxy.state import Record
+from proxy.state import Record, SlotStore
 from proxy.state.kafka.slot_table import GroupFence
-from proxy.state.kafka.slot_store import SlotStore
 
 _, port, topic, group, generation, member, moment = sys.argv
 store = SlotStore(
@@ -108,7 +108,7 @@ def opened(kafka: EmbeddedBroker, name: str) -> Iterator[Open]:
     """`opened(machine, **arguments)` opens the state in the test's topic; all are closed."""
     stores: list[SlotStore] = []
 
-    def open_(machine: str = "one", topic: str = name, **arguments: Any) -> SlotStore:
+    def open_(machine: str | None = "one", topic: str = name, **arguments: Any) -> SlotStore:
         stores.append(slot_store(kafka.port, topic, machine, **arguments))
         return stores[-1]
 
@@ -118,12 +118,13 @@ def opened(kafka: EmbeddedBroker, name: str) -> Iterator[Open]:
 
 
 def slot_store(
-    port: int, topic: str, machine: str, login: Login | None = None, **arguments: Any
+    port: int, topic: str, machine: str | None, login: Login | None = None, **arguments: Any
 ) -> SlotStore:
+    way = Bootstrap([(HOST, port)], login=login)
+    if machine is ALONE:
+        return KafkaStore(way, topic, **arguments)
     wanted = {"slots": SLOTS, "common": COMMON, "slot_of_record": slot_of_record} | arguments
-    return SlotStore(
-        Bootstrap([(HOST, port)], login=login), topic, tier="tier", machine=machine, **wanted
-    )
+    return SlotStore(way, topic, tier="tier", machine=machine, **wanted)
 
 
 def values(store: SlotStore, prefix: str = "") -> dict[str, Any]:
@@ -175,14 +176,16 @@ class Attempt(threading.Thread):
 # The topic
 
 
-def test_the_topic_is_made_with_a_partition_for_each_slot(kafka, name, opened):
-    opened()
+@pytest.mark.parametrize(("machine", "slots"), [("one", SLOTS), (ALONE, 1)])
+def test_the_topic_is_made_with_a_partition_for_each_slot(kafka, name, opened, machine, slots):
+    opened(machine)
     with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
-        assert len(admin.list_topics(name, timeout=30).topics[name].partitions) == SLOTS
+        assert len(admin.list_topics(name, timeout=30).topics[name].partitions) == slots
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         found = admin.describe_configs([resource])[resource].result(30)
     wanted = StateTopic.settings(1)
     assert {key: found[key].value for key in wanted} == wanted
+    assert found["cleanup.policy"].value == "compact"
 
 
 def test_machines_that_start_at_once_wait_while_the_topic_is_made(opened):
@@ -193,36 +196,28 @@ def test_machines_that_start_at_once_wait_while_the_topic_is_made(opened):
     assert [store.result().items("") for store in made] == [[], [], []]
 
 
+COMPACT = {"cleanup.policy": "compact"}
+
+
 @pytest.mark.parametrize(
-    ("partitions", "config", "message"),
+    ("machine", "partitions", "config", "message"),
     [
-        (3, {"cleanup.policy": "compact"}, "has 3 partitions, and the state of a tier needs one"),
-        (SLOTS, {}, "would lose state: its cleanup.policy is delete, not compact\n    fix: set"),
+        ("one", 3, COMPACT, "has 3 partitions, and the state of a tier needs one"),
+        ("one", 1, COMPACT, r"is that of a proxy without a tier.*\n    fix: name another topic as"),
+        (ALONE, 2, COMPACT, "has 2 partitions, and state needs a topic of one"),
+        ("one", SLOTS, {}, "would lose state: its cleanup.policy is delete, .*\n    fix: set it: "),
+        (ALONE, 1, {"cleanup.policy": "compact,delete"}, "would lose state: its cleanup.policy is"),
         (
-            SLOTS,
-            {"cleanup.policy": "compact", "compression.type": "lz4"},
+            *(ALONE, 1, COMPACT | {"compression.type": "lz4"}),
             "is compressed by the brokers: its compression.type is lz4",
         ),
     ],
 )
-def test_a_topic_that_is_not_made_for_slots_is_refused(topic, opened, partitions, config, message):
+def test_a_topic_that_is_not_made_for_this_state_is_refused(
+    topic, opened, machine, partitions, config, message
+):
     with pytest.raises(StateError, match=message):
-        opened(topic=topic(partitions, config))
-
-
-def test_the_topics_of_a_tier_and_of_one_proxy_are_told_apart(kafka, name, opened):
-    KafkaStore(Bootstrap([(HOST, kafka.port)]), name).close()
-    alone = r"is that of a proxy without a tier.*\n    fix: name another topic as state.topic"
-    with pytest.raises(StateError, match=alone):
-        opened()
-    opened(topic=f"{name}-slots")
-    with pytest.raises(StateError, match=f"has {SLOTS} partitions, and state needs a topic of one"):
-        KafkaStore(Bootstrap([(HOST, kafka.port)]), f"{name}-slots")
-
-
-def test_no_broker():
-    with pytest.raises(StateError, match=r"cannot be opened: .*Connection refused"):
-        slot_store(free_ports(1)[0], "t", "one", timeout_s=1.0)
+        opened(machine, topic(partitions, config))
 
 
 # One machine
@@ -317,23 +312,6 @@ def test_records_whose_slot_changed_with_the_rules(opened, group):
     again.take(range(SLOTS), group.generation("two")[0])
     assert values(again) == {"a/1": "old"}
     assert again.slots.misplaced() == {}
-
-
-@contextmanager
-def commits_lost() -> Iterator[None]:
-    """Lose what is answered to commits, and try nothing again."""
-    ask = KafkaClient.ask
-
-    async def ask_in_vain(client: KafkaClient, request: Any, broker: Any = None) -> Any:
-        answer = await ask(client, request, broker)
-        if isinstance(request, EndTxnRequest) and request.committed:
-            raise UpstreamError(CONNECTION_CLOSED, "lost")
-        return answer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KafkaClient, "ask", ask_in_vain)
-        patch.setattr(kafka_client, "ASK_AGAIN_S", 600.0)
-        yield
 
 
 @pytest.mark.parametrize("how", ["write", "release", "close"])
@@ -721,32 +699,33 @@ def topics(kafka: EmbeddedBroker) -> Collection[str]:
 
 
 @pytest.mark.slow
-def test_a_broker_that_goes_and_comes_back(tmp_path):
+@pytest.mark.parametrize(("machine", "other"), [("one", "two"), (ALONE, ALONE)])
+def test_a_broker_that_goes_and_comes_back(tmp_path, machine, other):
     with EmbeddedBroker(tmp_path) as broker:
         group = SlotGroup(broker.port, "tier")
-        store = slot_store(broker.port, "the-state", "one", timeout_s=1.0)
-        store.follow_common(lambda _: None)
-        (fence,) = group.generation("one")
-        store.take(range(1, SLOTS), fence)
+
+        def having(machine: str | None, **arguments: Any) -> SlotStore:
+            store = slot_store(broker.port, "the-state", machine, **arguments)
+            if machine is not ALONE:
+                store.follow_common(lambda _: None)
+                store.take(range(1, SLOTS), *group.generation(machine))
+            return store
+
+        store = having(machine, timeout_s=1.0)
         store.put("a/1", 1)
         broker.kill()
-        with pytest.raises(StateError, match=r"cannot be written: .*Connection refused"):
-            store.put("a/1", 2)
+        for _ in range(2):
+            with pytest.raises(StateError, match=r"cannot be written: .*Connection refused"):
+                store.put("a/1", 2)
         assert store.get("a/1").value == 1
         broker.start()
         until(lambda: written(store, "a/2", 3), "it is written")
         store.close()
-        with closing(slot_store(broker.port, "the-state", "two")) as again:
-            (fence,) = group.generation("two")
-            again.take(range(SLOTS), fence)
+        with closing(having(other)) as again:
             assert values(again) == {"a/1": 1, "a/2": 3}
-
-
-def written(store: SlotStore, key: str, value: int) -> bool:
-    with suppress(StateError):
-        store.put(key, value)
-        return True
-    return False
+            broker.kill()
+        with pytest.raises(ClosedError, match="the state is not open"):
+            again.get("a/1")
 
 
 @pytest.mark.slow
