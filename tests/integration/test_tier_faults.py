@@ -144,9 +144,7 @@ def test_the_slots_of_a_worker_that_dies_again_and_again_go_to_others(tier: Tier
         until_shared(*tier.machines)
         client.goes_on()
     # It has no time to settle here. Until it is asked again, another worker says that it is gone.
-    told = "member b/0 crashes again and again"
-    until(lambda: told in victim.get("/readyz")[1], "it is told", LIMIT_S)
-    assert victim.get("/readyz")[0] == 200
+    until_readiness(victim, 200, "member b/0 crashes again and again")
 
 
 def slots_of(machine: TierMachine, number: int) -> float:
@@ -159,8 +157,7 @@ def test_who_is_cut_off_from_kafka_sends_clients_away(tier: Tier) -> None:
     with tier.client_of(victim, "cut", LIMIT_S) as client:
         tier.way.cut()
         try:
-            until(lambda: victim.get("/readyz")[0] == 503, "it is not ready", LIMIT_S)
-            assert "out of tier faults" in victim.get("/readyz")[1]
+            until_readiness(victim, 503, "out of tier faults")
             until(
                 lambda: victim.metrics().value("ready", member=f"{victim.name}/0") == 0,
                 "so say metrics",
@@ -179,7 +176,7 @@ def test_who_is_cut_off_from_kafka_sends_clients_away(tier: Tier) -> None:
 
 def test_who_stands_still_owns_nothing_when_it_goes_on(tier: Tier) -> None:
     victim, others = tier.machines[0], tier.machines[1:]
-    assert any(put(machine, 1000) for machine in tier.machines)
+    put_at_any(tier, 1000)
     with tier.client_of(victim, "frozen") as client:
         victim.freeze()
         try:
@@ -194,6 +191,21 @@ def test_who_stands_still_owns_nothing_when_it_goes_on(tier: Tier) -> None:
     bound = 1001 if is_taken else 1000
     for machine in tier.machines:
         until(lambda machine=machine: has_bound(machine, bound), f"{machine.name} has {bound}")
+
+
+def until_readiness(machine: TierMachine, status: int, text: str) -> None:
+    """Wait until its readiness is this, and says so, at one look."""
+
+    def is_said() -> bool:
+        seen, said = machine.get("/readyz")
+        return seen == status and text in said
+
+    until(is_said, f"{status} {text}", LIMIT_S)
+
+
+def put_at_any(tier: Tier, bound: int) -> None:
+    """Bound a client, where machines may be in a round of the group and take nothing."""
+    until(lambda: any(put(machine, bound) for machine in tier.machines), "it is taken")
 
 
 def put(machine: TierMachine, bound: int) -> bool:
@@ -212,7 +224,7 @@ def test_the_workers_of_a_dead_launcher_end(tier: Tier) -> None:
     with tier.client_of(victim, "orphan") as client:
         pids = list(worker_pids(victim).values())
         os.kill(victim.pid, signal.SIGKILL)
-        until(lambda: all(map(is_gone, pids)), "the workers have ended", 5)
+        until(lambda: all(map(is_gone, pids)), "the workers have ended", END_LIMIT_S)
         victim.kill()
         until_shared(*others)
         client.goes_on()
@@ -231,7 +243,7 @@ def test_a_machine_serves_again_when_its_successor_gives_up(tier: Tier) -> None:
         until(lambda: answers(victim), "it answers again")
         tier.until_shared()
         client.goes_on()
-    assert any(put(machine, 2000) for machine in tier.machines)
+    put_at_any(tier, 2000)
     until(lambda: has_bound(victim, 2000), "it follows")
 
 
@@ -252,8 +264,7 @@ def test_who_cannot_join_again_after_a_take_over_does_so_later(tier: Tier, worke
         try:
             failed = "tier not joined again"
             until(lambda: len(victim.log(failed)) >= workers, "it waits for Kafka", LIMIT_S)
-            status, text = victim.get("/readyz")
-            assert (status, "out of tier faults" in text) == (503, True), text
+            until_readiness(victim, 503, "out of tier faults")
         finally:
             tier.way.mend()
         until_shared(*machines)
