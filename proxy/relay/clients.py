@@ -149,40 +149,36 @@ class ClientUsage:
 
 
 class FetchSample(FetchObserver):
-    """Records what a Fetch response that is walked has of each topic."""
+    """Records what a Fetch response that is walked has of each topic.
 
-    __slots__ = ("_sampler", "_size", "_weight")
+    It stands for `weight` requests like it, or is the last of a run of `requests` that all had
+    records of its topic, `records_bytes` together; None: it is alone.
+    """
 
-    def __init__(self, sampler: TopicSampler, size: int, weight: int) -> None:
+    __slots__ = ("_records_bytes", "_requests", "_sampler", "_size", "_weight")
+
+    def __init__(
+        self,
+        sampler: TopicSampler,
+        size: int,
+        weight: int = 1,
+        requests: int = 1,
+        records_bytes: int | None = None,
+    ) -> None:
         self._sampler, self._size, self._weight = sampler, size, weight
+        self._requests, self._records_bytes = requests, records_bytes
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
-        size = sum([each[RECORDS_BYTES] for each in fetched])
+        size = self._records_bytes
+        if size is None:
+            size = sum([each[RECORDS_BYTES] for each in fetched])
         if size > 0:
             self._sampler.add(topic, size, self._weight)
 
     def ended(self) -> None:
         """See FetchObserver."""
-        self._sampler.walked(self._size, self._weight)
-
-
-class FetchRunSample(FetchSample):
-    """Records what all Fetches of a run have of their topic, while the last of them is walked."""
-
-    __slots__ = ("_records_bytes", "_requests")
-
-    def __init__(self, sampler: TopicSampler, size: int, records_bytes: int, requests: int) -> None:
-        super().__init__(sampler, size, 1)
-        self._records_bytes, self._requests = records_bytes, requests
-
-    def partitions(self, topic: TopicKey, _fetched: Sequence[FetchedPartition]) -> None:
-        """See FetchObserver."""
-        self._sampler.add(topic, self._records_bytes, 1)
-
-    def ended(self) -> None:
-        """See FetchObserver."""
-        self._sampler.walked(self._size, 1, self._requests)
+        self._sampler.walked(self._size, self._weight, self._requests)
 
 
 def quota_direction(kind: QuotaKind) -> Direction:

@@ -133,7 +133,7 @@ class TopicTraffic:
 
     def _sensor(self, topic: TopicKey) -> Meter | None:
         """Return the sensor that a topic has already."""
-        name = topic if isinstance(topic, str) else self._names.known.get(topic)
+        name = self._names.name_of(topic)
         return None if name is None else self.quotas.topic_sensor(CONSUMER_BYTE_RATE, name)
 
     @property
@@ -227,7 +227,7 @@ class TopicTraffic:
 
     def meter_of(self, kind: QuotaKind, topic: TopicKey, now_ms: float) -> Meter | None:
         """Return the sensor of a topic; None where no rule is for it, or its name is not known."""
-        name = topic if isinstance(topic, str) else self._names.known.get(topic)
+        name = self._names.name_of(topic)
         return None if name is None else self.quotas.topic_meter(kind, name, now_ms)
 
     def _charge(
