@@ -28,6 +28,7 @@ from proxy.wire.apis import (
     PRODUCE,
     Handling,
     api_of,
+    asked_version,
     plan_of,
 )
 
@@ -118,6 +119,8 @@ def test_every_advertised_version_works_and_shows_no_real_address(
         until(lambda: client.ask(find).error_code == 0, "the broker has made its groups topic")
         for api_key in CAPPED:
             low, high = known[api_key]
+            if api_key == FETCH:  # of which later ones are not advertised, and work
+                high = APIS[FETCH].max_version
             for version in range(max(low, FIRST_USABLE.get(api_key, 0)), high + 1):
                 request = request_of(api_key, version)
                 case = f"{APIS[api_key].request.__name__} version {version}"
@@ -240,10 +243,10 @@ def test_kafkas_own_definitions_name_brokers_only_where_responses_are_rewritten(
             continue
         api_key, name = definition["apiKey"], definition["name"].removesuffix("Response")
         names[api_key] = name
-        found = {"Host", "Port"} & set(field_names(definition))
-        if api_of(api_key).max_version >= 0 and found:
-            newest = plan_of(api_key, api_of(api_key).max_version)
-            is_rewritten = newest.handling is not Handling.PASS
+        version = asked_version(api_key, api_of(api_key).max_version)
+        found = {"Host", "Port"} & set(field_names(definition, version))
+        if version >= 0 and found:
+            is_rewritten = plan_of(api_key, version).handling is not Handling.PASS
             assert is_rewritten or CONTROLLERS_OR_CLIENTS[name] == found, name
     for api_key in KNOWN_APIS:
         assert names[api_key]
@@ -260,8 +263,9 @@ def kafka_messages() -> Iterator[dict[str, Any]]:
                     yield definition
 
 
-def field_names(definition: dict[str, Any]) -> Iterator[str]:
-    """Give the names of all fields, those of inner structures included."""
+def field_names(definition: dict[str, Any], version: int) -> Iterator[str]:
+    """Give the names of all fields up to a version, those of inner structures included."""
     for part in (*definition.get("fields", ()), *definition.get("commonStructs", ())):
-        yield part["name"]
-        yield from field_names(part)
+        if int(re.match(r"\d+", part["versions"])[0]) <= version:
+            yield part["name"]
+            yield from field_names(part, version)
