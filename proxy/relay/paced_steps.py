@@ -27,6 +27,10 @@ SHARE = 0.1
 BURST_MS = 200.0
 """So much CPU time may be taken at once: thousands of ordinary logins, as after a restart."""
 
+MAX_WAITING_ADDRESSES = 500
+"""So many wait for their TLS handshakes, a second for each step: behind more the time for one would
+be over before its turn, and nobody would be let in."""
+
 MAX_ADDRESSES = 10_000
 """With logins that are not paid for yet; further ones are not bounded."""
 
@@ -63,6 +67,10 @@ class PacedStepScheduler:
     def has_time(self) -> bool:
         """Whether a step would run at once."""
         return not self._waiting and self._spent_s < self._budget_s
+
+    def is_crowded(self, address: str) -> bool:
+        """Return whether so many other addresses wait that this one is not to wait as well."""
+        return len(self._waiting) >= MAX_WAITING_ADDRESSES and address not in self._waiting
 
     def add(self, step: Step, address: str = "") -> None:
         """Run a step now or soon. It must not raise."""

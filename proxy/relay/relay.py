@@ -164,10 +164,16 @@ class Relay:
         self._services.count_rejected("out_of_files", fault="can't accept", **about)
 
     def _accepted(self, sock: socket.socket, origin: ClientOrigin) -> None:
-        reason = "cut_off" if self.is_cut_off else self._make_room(origin.ip)
+        about, wants_tls = origin.about, origin.listener.settings.tls is not None
+        if self.is_cut_off:
+            reason: str | None = "cut_off"
+        elif wants_tls and self._services.handshakes.is_crowded(origin.ip):
+            reason, about["detail"] = "tls_handshake", "too many addresses wait for theirs"
+        else:
+            reason = self._make_room(origin.ip)
         if reason is not None:
             sock.close()
-            self._services.count_rejected(reason, **origin.about)
+            self._services.count_rejected(reason, **about)
             return
         try:
             set_socket_options(sock)

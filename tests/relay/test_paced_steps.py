@@ -289,6 +289,32 @@ async def test_a_tls_handshake_waits_its_turn(certificates):
         assert await loop.sock_recv(client, 1) == b"\x16"
 
 
+@pytest.mark.parametrize("is_crowded", [True, False])
+async def test_behind_many_addresses_nobody_waits_for_a_handshake(
+    certificates, monkeypatch, is_crowded
+):
+    """Its time would be over before its turn, as that of all others: nobody would be let in."""
+    most = 1 if is_crowded else 2
+    monkeypatch.setattr("proxy.relay.paced_steps.MAX_WAITING_ADDRESSES", most)
+    async with open_lab(client_tls=certificates) as lab:
+        busy = BusyRound(lab, "handshakes")
+        busy.begin()
+        first = await lab.silent_client()
+        await asyncio.get_running_loop().sock_sendall(first, b"\x16")
+        await until(lambda: len(busy.steps) == 1)
+        connecting = asyncio.create_task(lab.client(address="127.0.0.2"))
+        await until(lambda: lab.rejected("tls_handshake") or len(busy.steps) == 2)
+        assert lab.rejected("tls_handshake") == is_crowded
+        await lab.silent_client()  # its address waits already
+        await until(lambda: len(busy.steps) == 3 - is_crowded)
+        busy.end()
+        if is_crowded:
+            with pytest.raises(ConnectionError):
+                await connecting
+            connecting = asyncio.create_task(lab.client(address="127.0.0.2"))
+        await asyncio.wait_for(connecting, LIMIT_S)
+
+
 @pytest.mark.parametrize("lost", ["client", "broker"])
 @pytest.mark.parametrize("is_reset", [True, False], ids=["reset", "ended"])
 async def test_those_that_are_lost_wait_for_their_turn_to_be_closed(lost, is_reset):

@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/queries": Budget(983, 650),
     "proxy/admin": Budget(6197, 4250),
     "proxy/config": Budget(2614, 2150),
-    "proxy/relay": Budget(6808, 4300),
+    "proxy/relay": Budget(6822, 4300),
     "proxy/usage": Budget(969, 950),
     "proxy/pipeline": Budget(3111, 2700),
     "proxy/backpressure": Budget(2522, 1950),
