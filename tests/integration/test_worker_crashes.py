@@ -82,12 +82,25 @@ def waits_s(machine: ProxyProcess, client_id: str, topic: str) -> float:
     return time.monotonic() - began_s
 
 
+def put(machine: ProxyProcess, client_id: str, bound: int) -> None:
+    """Bound a client. On a busy machine the worker that writes is away for longer than is waited
+    for, or answers before it has its slots again: then one is to send it again.
+    """
+
+    def is_taken() -> bool:
+        change = {"consumer_byte_rate": bound}
+        answer = call(machine, "PUT", f"/v1/quotas/client-id={client_id}", change)
+        assert answer.status == 200 or "again" in answer.document["fix"], answer
+        return answer.status == 200
+
+    until(is_taken, "it is taken")
+
+
 def test_a_change_waits_for_the_worker_that_writes(machine: ProxyProcess) -> None:
     for bound in range(3):
         pid = kill_worker(machine, 0)
         until(lambda pid=pid: is_gone(pid), "it has ended")
-        change = {"consumer_byte_rate": 1_000_000 + bound}
-        assert call(machine, "PUT", "/v1/quotas/client-id=put", change).status == 200
+        put(machine, "put", 1_000_000 + bound)
         until_replaced(machine, 0, pid)
     for number in range(WORKERS):
 
@@ -100,8 +113,7 @@ def test_a_change_waits_for_the_worker_that_writes(machine: ProxyProcess) -> Non
 
 def test_what_is_paused_while_a_worker_is_away_holds_there_too(machine: ProxyProcess) -> None:
     pid = kill_worker(machine, 1)
-    change = {"consumer_byte_rate": 2_000_000}
-    assert call(machine, "PUT", "/v1/quotas/client-id=late", change).status == 200
+    put(machine, "late", 2_000_000)
     until_replaced(machine, 1, pid)
     until(lambda: "2000000" in machine.get(f"/v1/quotas?member={MACHINE}/1")[1], "it has it")
 
@@ -111,8 +123,13 @@ def test_any_connection_can_be_closed_by_its_number(machine: ProxyProcess) -> No
     try:
         for client in clients:
             client.ask(api_versions(3))
-        listed = json.loads(machine.get("/v1/connections")[1])["connections"]
-        numbers = [row["id"] for row in listed if row["client_id"] == "closed"]
+
+        def numbers_shown() -> list[int]:
+            listed = json.loads(machine.get("/v1/connections")[1])["connections"]
+            return [row["id"] for row in listed if row["client_id"] == "closed"]
+
+        until(lambda: len(numbers_shown()) == WORKERS, "each worker shows its own")
+        numbers = numbers_shown()
         assert len(set(numbers)) == WORKERS
         for number in numbers:
             assert call(machine, "DELETE", f"/v1/connections/{number}").status == 200
