@@ -26,7 +26,7 @@ from proxy.relay.paced_steps import MOST_S
 HOST = "127.0.0.1"
 LIMIT_S = 20
 LONG_S = 3600.0
-SOON_S = 0.05
+SOON_S = 0.5
 PATIENT = {"head_timeout": LONG_S, "idle_timeout": LONG_S}
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

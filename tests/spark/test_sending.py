@@ -34,7 +34,7 @@ from proxy.spark import QuotaListener, quota_listener
 
 Listen = Callable[..., QuotaListener]
 
-TIMEOUT_S = 0.3
+TIMEOUT_S = 1.0
 HANGS_S = 60
 """For how long a report to a proxy that hangs waits for its answer."""
 
