@@ -48,7 +48,6 @@ from proxy.quota.meter import Meter
 from proxy.quota.meters import OF_SENSORS
 from proxy.quota.rule_registry import KeptChange, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule
-from proxy.quota.validation import format_selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.intercept_queue import InterceptQueue
@@ -573,9 +572,7 @@ class Member:
             if isinstance(each, QuotaPause):
                 _log.info("throttling resumed", selector=each.name, by=each.by)
             else:
-                _log.info(
-                    "quota override ended", selector=format_selector(each.rule.keys), by=each.by
-                )
+                _log.info("quota override ended", selector=each.rule.selector, by=each.by)
 
     async def _tick(self) -> None:
         """Apply changed quotas, end throttling, add to the charts, until cancelled."""

@@ -198,9 +198,7 @@ class ApiRoutes:
     async def _get_quotas(self, request: web.Request) -> web.Response:
         now, entries = self._parts.now(), self._rules.composed.entries
         page = page_of(request)
-        found = PageBuilder[RuleEntry](
-            page, lambda each: (format_selector(each.rule.keys), str(each.source))
-        )
+        found = PageBuilder[RuleEntry](page, lambda each: (each.rule.selector, str(each.source)))
         await self._slices.collect(map(found.add, entries))
         budgets = self._rules.composed.budgets[: page.limit]
         rules = (RULE.document(entry, now) for entry in found.rows())

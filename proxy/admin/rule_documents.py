@@ -14,7 +14,6 @@ from proxy.quota.validation import (
     CLIENT_KEYS,
     check_rule_keys,
     find_bound_problems,
-    format_selector,
     parse_scope,
 )
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
@@ -48,7 +47,6 @@ RULE = Model[RuleEntry](
         schedule
     """,
     {
-        "selector": lambda entry, _: format_selector(entry.rule.keys),
         "adaptive": lambda entry, _: entry.rule.adaptive and asdict(entry.rule.adaptive),
         "bounds": lambda entry, _: _by_kind(entry.rule.bounds),
         "share": lambda entry, _: entry.rule.share and _share(entry.rule.share),
@@ -60,7 +58,7 @@ RULE = Model[RuleEntry](
         "when": lambda entry, _: entry.rule.when and entry.rule.when.document(),
         **{
             name: f"rule.{name}"
-            for name in ("keys", "scope", "enforce", "expected", "title", "place")
+            for name in ("selector", "keys", "scope", "enforce", "expected", "title", "place")
         },
     },
 )
@@ -101,7 +99,7 @@ def _share(share: Share) -> Document:
 
 def rule_name(rule: Rule, now: RowContext) -> Document:
     """Return what names a rule; a sensor may be under one that has gone, which has no source."""
-    name = format_selector(rule.keys)
+    name = rule.selector
     entry = now.in_force.get(name)
     origin: Document = dict.fromkeys(("source", "by", "at", "until", "schedule"))
     if entry is not None:
@@ -131,7 +129,7 @@ def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
     paused = [PAUSE.document(pause, RowContext(now_s)) for pause in rules.pauses()]
     told = rules.composed.of_file.told
     scheduled = [
-        {"selector": format_selector(each.rule.keys), "schedule": told[each.rule.title]}
+        {"selector": each.rule.selector, "schedule": told[each.rule.title]}
         for each in ((*rules.composed.budgets, *rules.composed.entries) if told else ())
         if each.rule.title in told
     ]

@@ -17,7 +17,6 @@ from proxy.config.document import in_yaml
 from proxy.progress.query import QuerySettings
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
-from proxy.quota.validation import format_selector
 from proxy.state import Document
 
 NAMES_SHOWN = 5
@@ -188,7 +187,7 @@ def _admin(table: RuleTable, admin: AdminProbe) -> Iterator[Finding]:
     if latest is not None and latest["result"] != "ok":
         what = f"its configuration was not loaded again: {latest['message']}"
         yield _wrong("proxy", what, "mend the file; it is loaded again by itself")
-    elif admin.file_rules != {format_selector(rule.keys) for rule in table.rules}:
+    elif admin.file_rules != {rule.selector for rule in table.rules}:
         what = f"the proxy at {admin.url} has other rules than this file"
         fix = "give the file that it runs with, or the address of the right proxy as --url"
         yield _wrong("proxy", what, fix)

@@ -99,12 +99,12 @@ def compose_rules(
     }
     now = ScheduledSettings.at(settings, at_s, overridden)
     rules_now = now.settings.rules
-    of_file = {format_selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now}
+    of_file = {rule.selector: RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now}
     of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in kafka)
     of_rules = (each for each in overrides if not isinstance(each.rule, Budget))
     by_name: dict[str, list[RuleEntry]] = {}
     for number, entry in enumerate(chain(of_rules, of_kafka), len(settings.rules)):
-        name = format_selector(entry.rule.keys)
+        name = entry.rule.selector
         by_name.setdefault(name, []).append(_in_place_of(of_file.get(name), entry, number))
     for name, entry in of_file.items():
         by_name.setdefault(name, []).append(entry)
@@ -112,7 +112,7 @@ def compose_rules(
     for rule in settings.rules:
         if rule.number not in numbers:
             entry = RuleEntry(rule, RuleOrigin.FILE, in_force=False)
-            by_name.setdefault(format_selector(rule.keys), []).append(entry)
+            by_name.setdefault(rule.selector, []).append(entry)
     in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.order, item[0]))
     in_force = {name: same[0] for name, same in in_order if same[0].in_force}
     entries = tuple(
@@ -126,7 +126,7 @@ def compose_rules(
         replace(each, in_force=now.scheduled.get(each.rule.title, True))
         for each in budgets.values()
     )
-    named = {format_selector(each.rule.keys): each for each in of_budgets}
+    named = {each.rule.selector: each for each in of_budgets}
     settings = replace(settings, rules=rules)
     return ComposedRules(entries, of_budgets, {**in_force, **named}, settings, table, now)
 
@@ -211,7 +211,7 @@ def change_record(change: KeptChange) -> Record:
     }
     more = {"enforce": change.enforce, "until_s": change.until_s}  # an older version reads the rest
     value |= {name: each for name, each in more.items() if each is not None}
-    return Record.of(OVERRIDES + format_selector(change.rule.keys), value, CHANGES_SCHEMA)
+    return Record.of(OVERRIDES + change.rule.selector, value, CHANGES_SCHEMA)
 
 
 def read_changes(store: Store) -> dict[str, KeptChange]:
@@ -340,7 +340,7 @@ class RuleRegistry:
         if isinstance(override.rule, Budget):
             self._check_budget(override.rule)
         composed = await self._change({change_record(override).key: override})
-        return composed.in_force[format_selector(override.rule.keys)]
+        return composed.in_force[override.rule.selector]
 
     def _check_budget(self, override: Budget) -> None:
         names = list(budgets_of(self._settings.rules))

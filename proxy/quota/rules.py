@@ -256,6 +256,11 @@ class Rule(RuleKeys):
         return cls(**{**document, "bounds": bounds, "adaptive": adaptive, **more})
 
     @property
+    def selector(self) -> str:
+        """Its keys in one line. Raises ValueError as `check_rule_keys`."""
+        return format_selector(self.keys)
+
+    @property
     def title(self) -> str:
         """The rule's number and place, for people."""
         return f"rule {self.number} ({self.place})" if self.place else f"rule {self.number}"

@@ -13,7 +13,6 @@ from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule
-from proxy.quota.validation import format_selector
 
 POLL_INTERVAL_S = 5.0
 """Between two questions for the quotas. Kafka announces no change."""
@@ -108,7 +107,7 @@ def rules_of(entries: Iterable[Any]) -> tuple[Rule, ...]:
     nameless default entity, and is left out too.
     """
     rules = filter(None, map(_rule, entries))
-    return tuple(sorted(rules, key=lambda rule: format_selector(rule.keys)))
+    return tuple(sorted(rules, key=lambda rule: rule.selector))
 
 
 def _rule(entry: Any) -> Rule | None:

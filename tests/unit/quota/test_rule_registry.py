@@ -17,7 +17,6 @@ from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleOrigin, RuleRegistry, make_override
 from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, Share
 from proxy.quota.schedules import Schedule
-from proxy.quota.validation import format_selector
 from proxy.quota.values import BadValueError
 from proxy.state import MemoryStore, Record, SqliteStore, StateError
 
@@ -68,7 +67,7 @@ class Desk(QuotaWorld):
 
     def listed(self):
         return [
-            (format_selector(entry.rule.keys), str(entry.source), entry.in_force)
+            (entry.rule.selector, str(entry.source), entry.in_force)
             for entry in self.book.composed.entries
         ]
 
