@@ -144,9 +144,7 @@ CLIENT = Model[SensorRow](
         "throttled": "meter.is_throttled",
         "holds": lambda row, now: _in_minute(row.meter.holds, now)[0],
         "held_s": lambda row, now: _seconds(_in_minute(row.meter.holds, now)[1]),
-        "hold_ends_in_s": lambda row, now: (
-            _left_s(row.meter.hold_until_ms(now.now_ms), now) or None
-        ),
+        "hold_ends_in_s": lambda row, now: _left_s(row.meter.held_until_ms, now) or None,
         "waiting": "meter.waiting",
         "rule": lambda row, now: rule_name(row.meter.rule, now),
         "clients": lambda row, _: list(map(_client, row.clients)),
@@ -239,7 +237,8 @@ def _why(hold: HoldReason, _: RowContext) -> str:
 HOLD = Model[HoldReason](
     """
     where, why: one of the words below; and the same with what follows, for people
-    quota, entity, rule: what holds it, and by which rule, as of a client; `null` where none does
+    quota, entity, rule: what holds it, and by which rule or budget, as of a client; `null` where
+        none does
     until, ends_in_s: when it goes on; `null` where that is not known
     """,
     {
@@ -323,7 +322,7 @@ def _counts(meters: Sequence[Meter], now_ms: float) -> dict[str, int]:
     return {
         "bounded": len(meters),
         "throttled": sum(each.is_throttled for each in meters),
-        "held": sum(each.hold_until_ms(now_ms) is not None for each in meters),
+        "held": sum(each.held_until_ms > now_ms for each in meters),
     }
 
 

@@ -271,7 +271,7 @@ def row_groups(
     charged to another sensor of the entity: it has most likely come back. `shares` is filled with
     what clients have of budgets.
     """
-    quotas.take_all_back(clock_ms)
+    quotas.take_back(clock_ms(), are_all=True)
     shares = BudgetShares() if shares is None else shares
     for meter in quotas.iter_meters() if quotas.table.budgets else ():
         shares.add(meter, clock_ms())

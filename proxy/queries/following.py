@@ -168,8 +168,7 @@ class FollowedClient:
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
         pipelines = self._all.pipelines if self._writes else None
-        steps = iter(() if turns is None else self._all.unshown.showing())
-        return _InterceptedLookup(ask, lookups, steps, turns, self, pipelines)
+        return _InterceptedLookup(ask, lookups, self._all.unshown.showing(), turns, self, pipelines)
 
     def check_here(self, ask: LookupRequest, now_ms: float) -> None:
         """Raise RedirectToOwner for the look-up of a driver that another member owns."""
@@ -271,7 +270,7 @@ class _InterceptedLookup(InterceptedRequest):
     ask: LookupRequest
     lookups: OffsetLookups
     show_fetched: Iterator[None]
-    """See InterceptQueue; nothing to show where `turns` is None."""
+    """See InterceptQueue; not begun where `turns` is None."""
     turns: ReportScheduler | None
     """What its answer is to see all of; None when it sees nothing of reports."""
     client: FollowedClient

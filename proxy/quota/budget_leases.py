@@ -388,7 +388,7 @@ def claim_of(of: Meter, before: float, passed_ms: float, now_ms: float) -> Budge
                 weight += share.weight
     bound = of.rule.ceilings[of.kind]
     demand = DEMAND_GROWTH * moved_per_s + DEMAND_HEADROOM * bound
-    if of.gate.waiting or of.hold_until_ms(now_ms) is not None:
+    if of.gate.waiting or of.held_until_ms > now_ms:
         demand = math.inf
     return BudgetClaim(weight, min(guaranteed, bound), demand, inner, own)
 

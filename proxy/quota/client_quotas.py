@@ -52,8 +52,6 @@ class ClientQuotas:
     before: dict[QuotaKind, Meter] = field(default_factory=dict)
     """What measured its traffic until the latest update: a new sensor has not seen that."""
     longest_hold_ms: float = math.inf
-    sharing: frozenset[QuotaKind] = frozenset()
-    """Of which, as of its last request, it shares a sensor, as there is no room for its own."""
     topic_kinds: frozenset[QuotaKind] = frozenset()
     """What rules bound of some topics, more than `matches` does."""
     topic_meters: dict[tuple[QuotaKind, str], Meter | None] = field(default_factory=dict)
@@ -229,8 +227,9 @@ class ClientQuotas:
         own = levels = () if meter is None else meter.levels
         for each in topics:
             levels += each.levels
-        if waiter.gate is not None and len(levels) > 1:
-            levels = self._levels_to_pass(levels, waiter)
+        if waiter.gate is not None and len(levels) > 1:  # where it waits, it has passed others
+            waits_at = (at for at, level in enumerate(levels) if level.meter is waiter.meter)
+            levels = levels[next(waits_at, 0) :]
         for level in levels:
             gate = level.meter.gate
             if came == 0 and gate.has_turn(waiter):
@@ -240,7 +239,7 @@ class ClientQuotas:
                 if waiter.gate is not gate:
                     waiter.leave(now_ms)
                 gate.join(waiter, ahead_ms, now_ms, client=level.path_of(self._key), size=size)
-                waiter.kind, waiter.entity = kind, level.meter.entity
+                waiter.meter = level.meter
                 return False
             if waiter.gate is gate:
                 cost = waiter.size if came is None or level not in own else came
@@ -254,14 +253,6 @@ class ClientQuotas:
         if waiter.gate is not None:
             waiter.leave(now_ms)
         return True
-
-    @staticmethod
-    def _levels_to_pass(levels: tuple[GateLevel, ...], waiter: GateWaiter) -> tuple[GateLevel, ...]:
-        """Return the gates that a request has to pass yet: where it waits, it has passed others."""
-        for at, level in enumerate(levels):
-            if level.meter.gate is waiter.gate:
-                return levels[at:]
-        return levels
 
     def took(self, kind: QuotaKind, size: int) -> None:
         """Count more bytes of a request that has had its turn, which were charged."""
@@ -311,7 +302,8 @@ class ClientQuotas:
         """
         gate = level.meter.gate
         cost = paid.pop(gate, None) if paid else None
-        has_turn = cost is not None and level.counts_brought
+        # Where there are others that take turns it counts with what it brought.
+        has_turn = cost is not None and (level.tells_clients or level.path)
         return gate.expect(
             *(sizes, now_ms, granted_bytes),
             holds=holds,
@@ -350,7 +342,7 @@ class ClientQuotas:
         delay_ms = round(min(hold_ms, self.longest_hold_ms))
         if not delay_ms:
             return None
-        return ThrottleTime(now_ms + delay_ms, delay_ms, meter.kind, meter.entity)
+        return ThrottleTime(now_ms + delay_ms, delay_ms, meter)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
@@ -398,7 +390,6 @@ class ClientQuotas:
                     each.inherit(owed, before.owed_ms(now_ms), now_ms)
         self.meters[kind] = meter
         meter.used_by = self.identity
-        self.sharing = self.sharing | {kind} if meter.is_overflow else self.sharing - {kind}
         return meter
 
     def _matches_in_force(self) -> dict[QuotaKind, RuleMatch]:
@@ -425,4 +416,3 @@ class ClientQuotas:
             kind for kind in FORESEEN_KINDS if table.has_topics(kind, self.identity)
         )
         self.is_charged_first = not FORESEEN_KINDS.issuperset(self.matches)
-        self.sharing = self.sharing.intersection(self.matches)

@@ -36,11 +36,6 @@ class DelayedResponse:
         """True until the entry was released or cancelled."""
         return self.release is not None
 
-    @property
-    def until_ms(self) -> float | None:
-        """When it is due; None when it has left the queue."""
-        return self.due_ms if self.release is not None else None
-
     def cancel(self) -> Release | None:
         """Leave the queue at once; return the callback, or None if it had left already."""
         release, self.release = self.release, None

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
 from metrics.clock import MS_PER_SECOND
 
-from .entities import QuotaKind
 from .pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
 from .turns import TurnNode, TurnPath, Turns
 
@@ -83,9 +83,8 @@ class GateWaiter:
     wake: Callable[[float], None]
     """Is called with the time at which to ask again, when that is known or changes."""
     gate: "Gate | None" = None
-    kind: QuotaKind | None = None
-    """Of the quota that it waits for, or waited for last."""
-    entity: str = ""
+    meter: Any = None
+    """The sensor, a Meter, whose gate it waits at, or waited at last."""
     client: TurnPath = UNKNOWN_CLIENT
     """Whose connection it is."""
     size: int = 0

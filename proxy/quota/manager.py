@@ -89,7 +89,9 @@ class QuotaManager(Meters):
 
     def _count_sharing(self, kind: QuotaKind) -> int:
         """Return how many connected clients share a sensor, as there is no room for their own."""
-        return sum(kind in each.sharing for each in self._clients.values())
+        clients = (each for each in self._clients.values() if kind in each.matches)
+        used = (each.meters.get(kind) or each.before.get(kind) for each in clients)
+        return sum(meter is not None and meter.is_overflow for meter in used)
 
     def settling(self) -> Iterator[bool]:
         """Look up the rules of clients that were silent since the last update; run it every second.

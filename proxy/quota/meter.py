@@ -18,9 +18,6 @@ from .values import MAX_SIZE_BYTES
 LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
 """Sums reach back a minute, and up to one window further."""
 
-QUIET_MS = 30_000.0
-"""A client that is not held for this long, more than most holds take, is throttled no more."""
-
 LEASE_MS = 50.0
 """Lent for so long at most; they are charged when they are taken back."""
 
@@ -60,11 +57,6 @@ class GateLevel(NamedTuple):
     """To the client's sensor, of those that wait there."""
     tells_clients: bool = True
     """Whether several clients may take turns at the end of the path."""
-
-    @property
-    def counts_brought(self) -> bool:
-        """Whether a turn counts with what it brought: where there are others that take turns."""
-        return self.tells_clients or bool(self.path)
 
     def path_of(self, client: TurnPath) -> TurnPath:
         """Return the path to a client."""
@@ -373,20 +365,12 @@ class Meter(Sensor):
             for each in self.charged:
                 each.hold_ms(taken, now_ms)
 
-    def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
-        """Record a hold; return whether throttling begins with it."""
+    def held(self, hold_ms: float, due_ms: float, now_ms: float) -> None:
+        """Record a hold."""
         self.holds = self.holds or WindowedSum(LAST_MINUTE)
         self.holds.record(hold_ms, now_ms)
         self.throttled += 1
         self.held_until_ms = max(self.held_until_ms, due_ms)
-        begins, self.is_throttled = not self.is_throttled, True
-        return begins
-
-    def end_if_quiet(self, now_ms: float) -> bool:
-        """Return whether throttling ends now."""
-        ends = self.is_throttled and now_ms - self.held_until_ms >= QUIET_MS
-        self.is_throttled &= not ends
-        return ends
 
     def is_first_above(self, now_ms: float) -> bool:
         """Count a value above a bound that is not enforced; return if it is a second's first."""
@@ -398,10 +382,6 @@ class Meter(Sensor):
         self.would_throttle += 1
         self.would_throttle_s += is_first
         return is_first
-
-    def hold_until_ms(self, now_ms: float) -> float | None:
-        """Return when the last response that is held now leaves; None when none is held."""
-        return self.held_until_ms if self.held_until_ms > now_ms else None
 
     def is_expired(self, now_ms: float) -> bool:
         """Return it; the sensor of a budget stays, as those that have a share of it know it."""

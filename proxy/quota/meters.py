@@ -52,6 +52,9 @@ OF_SENSORS = FigureTable(
 Clock = Callable[[], float]
 """Gives the monotonic time in milliseconds."""
 
+QUIET_MS = 30_000.0
+"""A client that is not held for this long, more than most holds take, is throttled no more."""
+
 MAX_EXAMINED = 500
 """How many sensors are looked at for an idle one when a new client finds no room: some 5 ms."""
 
@@ -67,8 +70,8 @@ class ThrottleTime:
     due_ms: float
     delay_ms: int
     """For how long it is held; above 0."""
-    kind: QuotaKind
-    entity: str
+    meter: Meter
+    """The sensor whose bound it is held for."""
 
 
 def longest_throttle(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
@@ -94,12 +97,12 @@ class Meters:
         self.on_state: Callable[[Meter, bool, float], None] = lambda *_: None
         """Called when a sensor's throttling begins (True) and has ended (False), with the time."""
         # Those whose throttling has begun and not ended, in this order.
-        self._throttled: dict[str, Meter] = {}
+        self._throttled: dict[Meter, None] = {}
         # By sensor name; kept apart from the sensors, which come and go.
         self._adapted: dict[str, AdaptedBound] = {}
         # The clients' sensors: when each may have no history at the earliest, in this order, and
         # from which address its first client came.
-        self._quiet: dict[QuotaKind, OrderedDict[str, tuple[float, str | None]]] = {
+        self._quiet: dict[QuotaKind, OrderedDict[Meter, tuple[float, str | None]]] = {
             kind: OrderedDict() for kind in QuotaKind
         }
         self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
@@ -165,7 +168,7 @@ class Meters:
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[tuple[Meter, float]]:
         """Yield each sensor with what it measures, for a fraction of the cost of `rows`."""
-        self.take_all_back(clock_ms)
+        self.take_back(clock_ms(), are_all=True)
         for meter in self.iter_meters():
             yield meter, meter.rate.measure(clock_ms())
 
@@ -186,41 +189,42 @@ class Meters:
         self._lent[meter] = meter.lease
         return True
 
-    def take_back(self, now_ms: float) -> bool:
-        """Charge what was taken of leases that are over; return whether there are others."""
+    def take_back(self, now_ms: float, *, are_all: bool = False) -> bool:
+        """Charge what was taken of leases that are over; return whether there are others.
+
+        With `are_all` end all of them: what is measured is of now.
+        """
         for meter, lease in tuple(self._lent.items()):
-            if lease.is_over(now_ms):
+            if are_all or lease.is_over(now_ms):
                 del self._lent[meter]
                 meter.take_back(now_ms)
         return bool(self._lent)
-
-    def take_all_back(self, clock_ms: Clock) -> None:
-        """Charge what was taken of all leases: what is measured is of now."""
-        if self._lent:
-            for lease in self._lent.values():
-                lease.end()
-            self.take_back(clock_ms())
 
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
         """Record that a response is really held for a charge, beginning now; once for each.
 
         A hold that is cut short counts in full, and none where the sensor has gone meanwhile.
         """
-        meter = self.by_name.get(sensor_name(charge.kind, charge.entity))
-        if meter is None:
+        meter = charge.meter
+        if meter.retired:
             return
-        if meter.held(hold_ms, charge.due_ms, now_ms):
-            self._throttled[meter.name] = meter
+        meter.held(hold_ms, charge.due_ms, now_ms)
+        if not meter.is_throttled:
+            meter.is_throttled, self._throttled[meter] = True, None
             self.on_state(meter, True, now_ms)
 
     def sweeping(self, now_ms: float) -> Iterator[bool]:
         """Yield for each throttled entity whether that ends, and report it; run it each second."""
-        for name, meter in tuple(self._throttled.items()):
-            ended = self._throttled.get(name) is meter and meter.end_if_quiet(now_ms)
+        for meter in tuple(self._throttled):
+            ended = meter.is_throttled and now_ms - meter.held_until_ms >= QUIET_MS
             if ended:
-                del self._throttled[name]
-                self.on_state(meter, False, now_ms)
+                self._end_throttling(meter, now_ms)
             yield ended
+
+    def _end_throttling(self, meter: Meter, now_ms: float) -> None:
+        meter.is_throttled = False
+        del self._throttled[meter]
+        self.on_state(meter, False, now_ms)
 
     def expiring(self, now_ms: float) -> Iterator[bool]:
         """Drop sensors that are idle for an hour or of no rule, in steps: yield if one goes."""
@@ -254,7 +258,7 @@ class Meters:
             meter = self._create(kind, match.entity, rule, now_ms)
             if rule.is_open:
                 self._of_address[kind, address] += 1
-                self._quiet[kind][meter.name] = now_ms + self.settings.span_ms, address
+                self._quiet[kind][meter] = now_ms + self.settings.span_ms, address
         if meter.generation != self.generation:
             meter.take_back(now_ms)
             is_new = meter.generation < 0
@@ -313,14 +317,13 @@ class Meters:
         """Drop sensors without history, of those for whom it is time; yield after each."""
         quiet = self._quiet[kind]
         for _ in range(min(len(quiet), MAX_EXAMINED)):
-            name, (quiet_ms, address) = next(iter(quiet.items()))
+            meter, (quiet_ms, address) = next(iter(quiet.items()))
             if quiet_ms > now_ms:
                 return
-            meter = self.by_name[name]
-            is_in_use = meter.is_in_use(now_ms) or name in self._throttled
+            is_in_use = meter.is_in_use(now_ms) or meter.is_throttled
             if is_in_use and not meter.is_expired(now_ms):
-                quiet[name] = now_ms + self.settings.span_ms, address
-                quiet.move_to_end(name)
+                quiet[meter] = now_ms + self.settings.span_ms, address
+                quiet.move_to_end(meter)
             else:
                 self._drop(meter, now_ms)
                 yield
@@ -335,10 +338,10 @@ class Meters:
         if meter.budget is not None:
             meter.budget.sharers.pop(meter.name, None)
         meter.gate.open()
-        if self._throttled.pop(meter.name, None) is not None:
-            self.on_state(meter, False, now_ms)
-        if meter.name in self._quiet[meter.kind]:
-            of_address = meter.kind, self._quiet[meter.kind].pop(meter.name)[1]
+        if meter.is_throttled:
+            self._end_throttling(meter, now_ms)
+        if meter in self._quiet[meter.kind]:
+            of_address = meter.kind, self._quiet[meter.kind].pop(meter)[1]
             self._of_address[of_address] -= 1
             if not self._of_address[of_address]:
                 del self._of_address[of_address]

@@ -410,7 +410,7 @@ class Connection(PairState):
             session is not None
             and charge is not None
             and self.muted.waiting
-            and not session.quotas.owed_ms(charge.kind, clock_ms())
+            and not session.quotas.owed_ms(charge.meter.kind, clock_ms())
         ):
             self.muted.release_now()
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import CONNECTION_RATE, REQUEST_PERCENTAGE, ClientIdentity, QuotaKind
+from proxy.quota.meter import Meter
 from proxy.quota.rules import Rule
 from proxy.relay.channel import TRAFFIC_INTERVAL_MS
 from proxy.relay.connection import Connection
@@ -43,7 +43,7 @@ class HoldReason:
     entity: str | None = None
     """Whose traffic that quota adds up."""
     rule: Rule | None = None
-    """The rule behind it; None too when it has gone since."""
+    """The rule behind it, of a client or of a budget."""
     until_ms: float | None = None
     """On the monotonic clock; None when that is not known."""
 
@@ -160,25 +160,24 @@ def row_of_connection(connection: Connection, now_ms: float) -> ConnectionRow:
 
 def _hold_of(connection: Connection) -> HoldReason | None:
     session, pauses = connection.client.current, connection.life.pauses
-    quotas = session.quotas if session is not None else None
     delayed, crowded = connection.responses.delayed, connection.crowded
     slot = connection.client.slot
     if delayed.waiting:
         charge = connection.in_flight[0].charge if connection.in_flight else None
-        kind, entity = (charge.kind, charge.entity) if charge is not None else (None, None)
-        return _hold("delay_queue", quotas, kind, entity, delayed.due_ms)
+        return _hold("delay_queue", None if charge is None else charge.meter, delayed.due_ms)
     if crowded.waiting and slot is not None:
         match = connection.services.quotas.table.match(CONNECTION_RATE, slot.identity)
         rule, due_ms = match.rule if match is not None else None, crowded.due_ms
         return HoldReason("connection_rate", CONNECTION_RATE, slot.paced_as, rule, due_ms)
-    if PauseReason.MUTED in pauses and (charge := connection.muted_for) is not None:
-        return _hold("muted", quotas, charge.kind, charge.entity, connection.muted.until_ms)
+    if connection.muted.waiting and (charge := connection.muted_for) is not None:
+        return _hold("muted", charge.meter, connection.muted.due_ms)
     if PauseReason.GATED in pauses:
         waiter = connection.waiter
         until_ms = waiter.wakes_ms if waiter.wakes_ms < math.inf else None
-        return _hold("gate", quotas, waiter.kind, waiter.entity, until_ms)
+        return _hold("gate", waiter.meter, until_ms)
     if PauseReason.SERIAL in pauses:
-        return _hold("one_at_a_time", quotas, REQUEST_PERCENTAGE, None, None)
+        meters = {} if session is None else session.quotas.meters
+        return _hold("one_at_a_time", meters.get(REQUEST_PERCENTAGE), None)
     waits: dict[Where, bool] = {
         "login": PauseReason.LOGIN in pauses,
         "client_not_reading": connection.responses.sending_blocked,
@@ -188,18 +187,7 @@ def _hold_of(connection: Connection) -> HoldReason | None:
     return next((HoldReason(where) for where, is_so in waits.items() if is_so), None)
 
 
-def _hold(
-    where: Where,
-    quotas: ClientQuotas | None,
-    kind: QuotaKind | None,
-    entity: str | None,
-    until_ms: float | None,
-) -> HoldReason:
-    of_topics = () if quotas is None else quotas.topic_meters.values()
-    for meter in of_topics:
-        if meter is not None and (meter.kind, meter.entity) == (kind, entity):
-            return HoldReason(where, kind, entity, meter.rule, until_ms)
-    match = quotas.matches.get(kind) if quotas is not None and kind is not None else None
-    if match is None:
-        return HoldReason(where, kind, entity, until_ms=until_ms)
-    return HoldReason(where, kind, entity or match.entity, match.rule, until_ms)
+def _hold(where: Where, meter: Meter | None, until_ms: float | None) -> HoldReason:
+    if meter is None:
+        return HoldReason(where, until_ms=until_ms)
+    return HoldReason(where, meter.kind, meter.entity, meter.rule, until_ms)

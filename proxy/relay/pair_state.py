@@ -212,9 +212,9 @@ class PairState:
             self.pause(PauseReason.GATED)
             return False
         since_ms, waiter.since_ms = waiter.since_ms, None
-        if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
+        if since_ms is not None and since_ms < now_ms:
             exchange.gated_ms = waited_ms = now_ms - since_ms
-            charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
+            charge = ThrottleTime(now_ms, round(waited_ms), waiter.meter)
             self.services.count_throttled(charge, waited_ms, session.usage)
             if is_fetch:
                 session.interceptor.gated(since_ms, now_ms)

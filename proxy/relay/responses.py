@@ -106,7 +106,7 @@ class ResponseFlow(FrameFlow):
         if self.delayed.waiting:
             exchange = self._pair.next_in_flight[0]
             if exchange.charge is not None:  # else it waits for something else
-                quotas, kind = exchange.kind.session.quotas, exchange.charge.kind
+                quotas, kind = exchange.kind.session.quotas, exchange.charge.meter.kind
                 owed_ms = quotas.owed_ms(kind, clock_ms())
                 if quotas.walks(kind):
                     of_topics = exchange.kind.session.topics

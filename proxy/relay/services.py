@@ -192,8 +192,8 @@ class Services:
     ) -> None:
         """Count a response that is held for so long, of a client with this usage."""
         if usage is not None:
-            usage.held_ms[quota_direction(charge.kind)] += hold_ms
-        self.instruments.throttle_seconds.labels(charge.kind).observe(hold_ms / MS_PER_SECOND)
+            usage.held_ms[quota_direction(charge.meter.kind)] += hold_ms
+        self.instruments.throttle_seconds.labels(charge.meter.kind).observe(hold_ms / MS_PER_SECOND)
         self.quotas.held(charge, hold_ms, clock_ms())
 
     def count_rejected(

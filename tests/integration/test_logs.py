@@ -40,7 +40,7 @@ class Held:
 @pytest.fixture(scope="module")
 def held(kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     """Of the module, so that QUIET_S goes by while other tests run."""
-    folder, quiet = tmp_path_factory.mktemp("held"), {"proxy.quota.meter.QUIET_MS": 1000 * QUIET_S}
+    folder, quiet = tmp_path_factory.mktemp("held"), {"proxy.quota.meters.QUIET_MS": 1000 * QUIET_S}
     rules = [{"client-id": "<default>", "consumer_byte_rate": BOUND_BYTES}]
     made = config(kafka.bootstrap, rules=rules, throttle={"max_delay": "20ms"})
     Librdkafka().produce(Access(kafka.bootstrap), HELD_TOPIC, [(0, bytes(RECORD_BYTES))])

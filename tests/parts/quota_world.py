@@ -13,7 +13,7 @@ from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import NS_PER_MS, ByteLease, Meter
-from proxy.quota.meters import OF_SENSORS, Clock
+from proxy.quota.meters import OF_SENSORS, Clock, ThrottleTime
 from proxy.quota.rules import QuotaSettings, Rule
 
 
@@ -57,6 +57,13 @@ class QuotaWorld(VirtualTime):
 
     def rows(self, now_ms: float) -> list[SensorView]:
         return list(sensors_in_use(self.quotas, lambda: now_ms))
+
+
+def figures_of(charge: ThrottleTime | None) -> tuple[float, int, QuotaKind, str] | None:
+    """Return what a charge says, to be compared with that of other sensors."""
+    if charge is None:
+        return None
+    return charge.due_ms, charge.delay_ms, charge.meter.kind, charge.meter.entity
 
 
 def taken(lease: ByteLease, size: int, now_ms: float) -> bool:

@@ -53,7 +53,7 @@ def view_of(row: SensorRow, now_ms: float) -> SensorView:
         owed_ms=min(meter.owed_ms(now_ms), MAX_CARRY_MS),
         holds=holds.events(now_ms) if holds else 0,
         held_ms=holds.measure(now_ms) if holds else 0.0,
-        hold_until_ms=meter.hold_until_ms(now_ms),
+        hold_until_ms=meter.held_until_ms if meter.held_until_ms > now_ms else None,
         waiting=meter.waiting,
         throttled=meter.is_throttled,
         clients=row.clients,

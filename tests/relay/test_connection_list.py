@@ -6,6 +6,7 @@ from relaylab.lab import LISTENER, LOCALHOST, fast_client, open_lab, slow_client
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.rules import Budget, Rule, Share
 from proxy.relay.channel import TRAFFIC_INTERVAL_MS, Traffic
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
@@ -96,6 +97,18 @@ async def test_one_that_waits_at_the_gate_is_shown_with_the_quota():
         assert (row.hold.where, row.hold.kind) == ("gate", PRODUCER)
         assert row.hold.entity == "client-id=test"
         assert row.hold.until_ms > clock_ms()
+
+
+async def test_one_that_waits_in_a_budget_is_shown_with_that():
+    budget = Budget(name="all", bounds={PRODUCER: 1.0})
+    rule = Rule(client_id="test", bounds={}, share=Share(budget))
+    async with open_lab(rules=(rule,)) as lab:
+        client, _ = await lab.pair(produce_request(1, acks=0))
+        await client.send(produce_request(2, acks=0))
+        await until(lambda: rows(lab)[0].hold)
+        (row,) = rows(lab)
+        assert (row.hold.where, row.hold.kind) == ("gate", PRODUCER)
+        assert (row.hold.entity, row.hold.rule) == ("budget=all", budget)
 
 
 async def test_one_that_an_operator_closes_ends_on_both_sides_and_owes_what_is_under_way():

@@ -96,7 +96,7 @@ def test_what_waited_at_the_gate_and_exceeded_nothing_goes_as_well():
     waiter = GateWaiter(lambda _: None)
     assert not quotas.admit(consumer, waiter, None, proxy.now_ms)
     under_way.cancel()
-    waited = ThrottleTime(proxy.now_ms, 100, consumer, waiter.entity)
+    waited = ThrottleTime(proxy.now_ms, 100, waiter.meter)
     proxy.quotas.held(waited, waited.delay_ms, proxy.now_ms)
     waiter.leave(proxy.now_ms)
     assert proxy.series()["throttled_responses_total"] == 1

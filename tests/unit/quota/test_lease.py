@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parts.quota_world import QuotaWorld, taken
+from parts.quota_world import QuotaWorld, figures_of, taken
 
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import GRANT_MS, FetchSizes, GateWaiter, InFlightFetch
@@ -65,7 +65,7 @@ class FetchWorld(QuotaWorld):
             expected.answered(size)
         if self.leases and self.takes(number, size, now_ms):
             self.passed += 1
-            self.quotas.take_all_back(lambda: now_ms)
+            self.quotas.take_back(now_ms, are_all=True)
             return None
         return self.client.charge(CONSUMER, size, now_ms)
 
@@ -124,7 +124,7 @@ def test_the_same_is_charged_by_lease_and_one_by_one(steps, first, holds, burst_
         if what == "ask":
             came = [world.ask(number, size, now_ms) for world in worlds]
         elif what == "answer":
-            came = [world.answer(number, size, now_ms) for world in worlds]
+            came = [figures_of(world.answer(number, size, now_ms)) for world in worlds]
         else:
             came = [None, None]
             for world in worlds:

@@ -1,14 +1,13 @@
 """What the manager charges to whom, under rules that come and go."""
 
 import pytest
-from parts.quota_world import QuotaWorld, sensor_collector, shown_figure
+from parts.quota_world import QuotaWorld, figures_of, sensor_collector, shown_figure
 from parts.sensor_views import sensors_in_use
 from prometheus_client import generate_latest
 
 from proxy.admin.sensor_rows import SHOWN_CLIENTS, row_groups
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.meter import QUIET_MS
-from proxy.quota.meters import ThrottleTime, longest_throttle
+from proxy.quota.meters import QUIET_MS, longest_throttle
 from proxy.quota.rules import QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -91,9 +90,8 @@ def test_a_response_within_the_bound_is_measured_and_not_held():
 def test_the_formula_gives_the_first_delay():
     """11 MB/s measured over 5 s against 10 MB/s: 500 ms."""
     world = ManagerWorld(rule(client_id=DEFAULT, consumer=10 * MB), samples=6)
-    assert world.client_quotas().charge(CONSUMER, 55 * MB, 100.0) == ThrottleTime(
-        600.0, 500, CONSUMER, "client-id=c"
-    )
+    charge = world.client_quotas().charge(CONSUMER, 55 * MB, 100.0)
+    assert figures_of(charge) == (600.0, 500, CONSUMER, "client-id=c")
     assert world.counted("violations", "client-id=c") == 1
     assert world.row("client-id=c", 200.0).owed_ms == 400.0
 
@@ -106,7 +104,9 @@ def test_busy_time_is_measured_in_percent_of_one_connections_time():
     assert world.row("client-id=c", 10_000.0).rate == pytest.approx(50.0)
     assert client.charge(REQUEST, 300.0, 10_000.0).delay_ms == pytest.approx(600, abs=1)
     charge = client.charge(REQUEST, 5000.0, 10_000.0)
-    assert (charge.delay_ms, charge.kind) == (1000, REQUEST), "one window at most, as with Kafka"
+    assert (charge.delay_ms, charge.meter.kind) == (1000, REQUEST), (
+        "one window at most, as with Kafka"
+    )
 
 
 def test_of_three_quotas_the_largest_delay_counts_and_not_the_sum():
@@ -126,9 +126,8 @@ def test_of_three_quotas_the_largest_delay_counts_and_not_the_sum():
 
 def test_one_hold_is_at_most_max_delay():
     world = ManagerWorld(ALL, max_delay_ms=2000.0)
-    assert world.client_quotas().charge(CONSUMER, 50 * MB, 7.0) == ThrottleTime(
-        2007.0, 2000, CONSUMER, "client-id=c"
-    )
+    charge = world.client_quotas().charge(CONSUMER, 50 * MB, 7.0)
+    assert figures_of(charge) == (2007.0, 2000, CONSUMER, "client-id=c")
     assert world.row("client-id=c", 7.0).owed_ms == 40_000.0
 
 
@@ -190,7 +189,7 @@ def test_further_clients_share_one_sensor_and_are_metered():
     charges = [client.charge(CONSUMER, 5 * MB, 0.0) for client in clients]
     assert world.entities() == ["client-id=c0", "client-id=c1", "other"]
     assert charges[:4] == [None] * 4
-    assert charges[4] == ThrottleTime(5000.0, 5000, CONSUMER, "other")
+    assert figures_of(charges[4]) == (5000.0, 5000, CONSUMER, "other")
     assert world.overflows == [(9, CONSUMER)]
     assert world.counted("violations", "other") == 1
 
@@ -336,7 +335,7 @@ def test_20_000_clients_come_and_go_and_each_has_a_sensor_of_its_own():
         now_ms = number * 40_000.0
         client = world.client_quotas(f"spark-{number}")
         charge = client.charge(CONSUMER, 11 * MB, now_ms)
-        assert charge.entity == f"client-id=spark-{number}"
+        assert charge.meter.entity == f"client-id=spark-{number}"
         client.close()
         if number % 20 == 0:
             sum(world.quotas.expiring(now_ms))

@@ -80,8 +80,8 @@ def test_bytes_of_a_topic_count_beside_those_of_the_client():
     meter = client.topic_meter(CONSUMER, "orders", 0.0)
     assert client.charge(CONSUMER, 3000, 0.0).delay_ms == 3000
     charge = client.charge_at(meter, 2000, 0.0)
-    assert (charge.delay_ms, charge.entity) == (2000, "client-id=etl,topic=orders")
-    assert {row.entity for row in world.rows(0.0)} == {"client-id=etl", charge.entity}
+    assert (charge.delay_ms, charge.meter.entity) == (2000, "client-id=etl,topic=orders")
+    assert {row.entity for row in world.rows(0.0)} == {"client-id=etl", charge.meter.entity}
     assert client.owed_at(meter, 500.0).delay_ms == 1500
     assert client.owed_at(meter, 2000.0) is None
 
@@ -107,7 +107,7 @@ def test_a_request_for_a_topic_that_owes_waits_at_its_gate():
     waiter = GateWaiter(wakes.append)
     assert other.admit(CONSUMER, waiter, None, 0.0)
     assert not other.admit(CONSUMER, waiter, None, 0.0, topics=[meter])
-    assert (waiter.kind, waiter.entity) == (CONSUMER, "topic=orders")
+    assert (waiter.meter.kind, waiter.meter.entity) == (CONSUMER, "topic=orders")
     assert wakes == [5000.0]
     assert other.admit(CONSUMER, waiter, None, 5000.0, topics=[meter])
 
