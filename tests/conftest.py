@@ -128,6 +128,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     folder = tmp_path_factory.mktemp("kafka")
     with EmbeddedBroker(folder, sasl_users=SASL_USERS, properties=CALM) as broker:
         yield broker
+        broker.kill()  # with the topics of all tests an orderly end takes long, and is of no use
 
 
 @pytest.fixture(scope="session")
