@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import threading
+import time
 import urllib.request
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -71,12 +72,16 @@ class Reader:
 
 @dataclass(slots=True)
 class Seen:
-    """What there was each second."""
+    """What there was at each look, which are a second apart where the machine does not stand still.
+
+    `lengths_s` is the time from the look before, in which each client has `taken` so many bytes.
+    """
 
     killed: str = ""
     killed_s: int = 0
     back_s: int = 0
-    rates: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in CLIENTS})
+    lengths_s: list[float] = field(default_factory=list)
+    taken: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in CLIENTS})
     owned: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in MEMBERS})
 
 
@@ -107,9 +112,12 @@ def measure(frame: Frame, _megabytes: int | None, brief: bool) -> Seen:
         for reader in readers:
             threading.Thread(target=reader.run, daemon=True).start()
         screen.step(f"Four clients read, each held to {BOUND // 1024} KiB/s")
-        pace, before = Pace(), [0] * len(readers)
+        pace, before, before_s = Pace(), [0] * len(readers), time.monotonic()
         for second in range(end_s):
             pace.wait()
+            now_s = time.monotonic()
+            seen.lengths_s.append(now_s - before_s)
+            before_s = now_s
             if second == seen.killed_s:
                 seen.killed = max(MEMBERS, key=lambda name: seen.owned[name][-1])
                 screen.step(f"Member {seen.killed} is killed")
@@ -128,7 +136,7 @@ def measure(frame: Frame, _megabytes: int | None, brief: bool) -> Seen:
                 )
             for position, reader in enumerate(readers):
                 taken = reader.taken
-                seen.rates[reader.client_id].append(taken - before[position])
+                seen.taken[reader.client_id].append(taken - before[position])
                 before[position] = taken
             owned = _owned(admin.values())
             for name in MEMBERS:
@@ -138,12 +146,14 @@ def measure(frame: Frame, _megabytes: int | None, brief: bool) -> Seen:
 
 def conclude(console: Console, seen: Seen) -> int:
     """Compare what was seen with what a tier promises."""
+    starts = range(WINDOW_S, len(seen.lengths_s) - WINDOW_S + 1)
+    windows = [slice(start, start + WINDOW_S) for start in starts]
     most = max(
-        sum(rates[start : start + WINDOW_S]) / WINDOW_S / BOUND
-        for rates in seen.rates.values()
-        for start in range(WINDOW_S, len(rates) - WINDOW_S + 1)
+        sum(taken[window]) / sum(seen.lengths_s[window]) / BOUND
+        for taken in seen.taken.values()
+        for window in windows
     )
-    silent = max(_longest_silence(rates) for rates in seen.rates.values())
+    silent = max(_longest_silence_s(taken, seen.lengths_s) for taken in seen.taken.values())
     shared = min(seen.owned[name][-1] for name in MEMBERS)
     return trial.summarise(
         console,
@@ -155,7 +165,7 @@ def conclude(console: Console, seen: Seen) -> int:
             ),
             trial.Claim(
                 f"all read again within {BACK_WITHIN_S} s of the kill",
-                f"{silent} s without a record at most",
+                f"{silent:.0f} s without a record at most",
                 silent <= BACK_WITHIN_S,
             ),
             trial.Claim("who came back owns slots again", f"{shared} at least", shared > 0),
@@ -170,8 +180,9 @@ def draw(seen: Seen, path: Path) -> None:
         rates, owned = panels
         for axes in panels:
             axes.axvspan(seen.killed_s, seen.back_s, color="#f3ead9", zorder=0)
-        for colour, (name, each) in zip(COLOURS, seen.rates.items(), strict=True):
-            rates.plot([rate / BOUND for rate in each], color=colour, label=name, linewidth=1.6)
+        for colour, (name, each) in zip(COLOURS, seen.taken.items(), strict=True):
+            drawn = [size / s / BOUND for size, s in zip(each, seen.lengths_s, strict=True)]
+            rates.plot(drawn, color=colour, label=name, linewidth=1.6)
         rates.axhline(1.0, **BOUND_LINE)
         rates.set_ylabel("rate in bounds")
         rates.legend(loc="upper right", ncols=len(CLIENTS), frameon=False)
@@ -216,11 +227,11 @@ def _owned(ports: Iterable[int]) -> dict[str, int]:
     return {}
 
 
-def _longest_silence(rates: Sequence[float]) -> int:
-    """Return for how many seconds in a row there was nothing, after the first record."""
-    heard = itertools.dropwhile(lambda rate: not rate, rates)
-    lengths = [len(list(each)) for is_some, each in itertools.groupby(heard, bool) if not is_some]
-    return max(lengths, default=0)
+def _longest_silence_s(taken: Sequence[int], lengths_s: Sequence[float]) -> float:
+    """Return for how long there was nothing, after the first record."""
+    heard = itertools.dropwhile(lambda look: not look[0], zip(taken, lengths_s, strict=True))
+    looks = itertools.groupby(heard, lambda look: look[0] > 0)
+    return max((sum(s for _, s in each) for is_some, each in looks if not is_some), default=0.0)
 
 
 SCENARIO = Scenario(Path("build/demo-tier"), "tier.png", measure, draw, conclude)
