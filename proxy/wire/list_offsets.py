@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from struct import Struct
+from types import MappingProxyType
 from typing import NamedTuple
 
 from proxy.wire.apis import APIS, LENGTH_BYTES, LIST_OFFSETS
@@ -30,8 +31,9 @@ _INT64 = Struct(">q")
 _OFFSET_AT = Struct(">ihq").size  # behind partition_index, error_code and timestamp
 _NO_ERROR, _NO_TIMESTAMP, _NO_LEADER_EPOCH = 0, -1, -1
 
-MAX_ANSWERS_KEPT = 1024
-"""Of one partition each, to make others from: an executor asks the same around each poll."""
+MAX_KEPT, MAX_KEPT_BYTES = 1024, 256
+"""How many look-ups and answers are kept, and the longest look-up of these: an executor asks the
+same around each poll, and only the number in the header is another."""
 
 
 @dataclass(slots=True)
@@ -59,8 +61,17 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
     Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame and
     TooManyElements.
     """
+    if len(body) <= MAX_KEPT_BYTES:
+        asked = _read_again(version, bytes(body))
+    else:
+        asked = _read_request(version, body)
+    return LookupRequest(*asked, correlation_id)
+
+
+def _read_request(version: int, body: Buffer) -> tuple[int, Mapping[TopicPartition, int]]:
+    """Return the isolation level and the timestamps that a request asks for."""
     if not _is_read(version):
-        return LookupRequest(READ_UNCOMMITTED, {}, correlation_id)
+        return READ_UNCOMMITTED, {}
     head, fields = _request_form(version)
     timestamps = {}
     try:
@@ -71,8 +82,10 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
         raise
     except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
-    level = levels[0] if levels else READ_UNCOMMITTED
-    return LookupRequest(level, timestamps, correlation_id)
+    return levels[0] if levels else READ_UNCOMMITTED, MappingProxyType(timestamps)
+
+
+_read_again = lru_cache(MAX_KEPT)(_read_request)
 
 
 @cache
@@ -130,7 +143,7 @@ def list_offsets_response(
     return bytes(frame)
 
 
-@lru_cache(MAX_ANSWERS_KEPT)
+@lru_cache(MAX_KEPT)
 def _answer_like(version: int, topic: str, index: int) -> tuple[bytes, int]:
     """Return an answer for one partition, and where its offset is."""
     frame = _answer(version, 0, {(topic, index): 0})

@@ -38,7 +38,7 @@ BUDGETS = {
     "proxy/progress": Budget(3682, 2950),
     "proxy/state": Budget(2177, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5213, 4430
+        5226, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(898, 650),
     "proxy/spark/usage": Budget(1592, 900),
