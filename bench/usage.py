@@ -21,7 +21,7 @@ from bench.report import Row, Verdict
 from proxy.onboarding.local_usage import LOCAL_SETTINGS
 from proxy.spark.usage.record_frames import RECORDS_FOLDER, store_records, utc_day
 from proxy.spark.usage.teams import parse_teams
-from proxy.spark.usage.usage_report import DaySpan, write_report
+from proxy.spark.usage.usage_report import DateRange, write_report
 
 FIGURE = "usage"
 FEW, FULL, QUICK = 1_000, (1_000_000, 10_000_000, 100_000_000), (300_000, 1_000_000)
@@ -149,8 +149,8 @@ def _copy_cost(spark: SparkSession, spark_process: psutil.Process, count: int) -
         return _cost(spark_process, report)
 
 
-def _span(count: int) -> DaySpan:
-    return DaySpan(FIRST, FIRST + timedelta((count // RECORDS_PER_MINUTE + 1) // (24 * 60)))
+def _span(count: int) -> DateRange:
+    return DateRange(FIRST, FIRST + timedelta((count // RECORDS_PER_MINUTE + 1) // (24 * 60)))
 
 
 def _records(spark: SparkSession, count: int) -> DataFrame:

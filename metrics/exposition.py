@@ -70,7 +70,7 @@ def _family_starts(scrape: bytes) -> Iterator[int]:
             yield at
 
 
-class FigureTable(NamedTuple):
+class MetricTable(NamedTuple):
     """Gauges, and counters, whose names end in TOTAL: the text and the value of each."""
 
     labels: tuple[str, ...]
@@ -79,15 +79,15 @@ class FigureTable(NamedTuple):
 
 _DROPPED = "Log lines that could not be written."
 
-OF_LOG = FigureTable((), {"log_lines_dropped_total": (_DROPPED, lambda log, _: log.dropped)})
+OF_LOG = MetricTable((), {"log_lines_dropped_total": (_DROPPED, lambda log, _: log.dropped)})
 """A process has one log, whatever it relays."""
 
 
-FigureRows: TypeAlias = Iterable[tuple[tuple[str, ...], object]]
+MetricRows: TypeAlias = Iterable[tuple[tuple[str, ...], object]]
 """Things with the values of their labels, no two the same. Others may come and go between two."""
 
 
-class FigureCollector(Collector):
+class MetricTableCollector(Collector):
     """A prometheus_client collector of tables, each with who lists its rows at a scrape.
 
     The first `max_label_sets` rows of a table (ValueError: below 1) have series of their own, in
@@ -97,7 +97,7 @@ class FigureCollector(Collector):
 
     def __init__(
         self,
-        tables: Iterable[tuple[FigureTable, Callable[[], FigureRows]]],
+        tables: Iterable[tuple[MetricTable, Callable[[], MetricRows]]],
         clock_ms: Callable[[], float],
         max_label_sets: int,
     ) -> None:
@@ -120,7 +120,7 @@ class FigureCollector(Collector):
                 yield lazy_family(PREFIX + name.removesuffix(TOTAL), text, kind, samples)
 
     def _samples(
-        self, name: str, labels: tuple[str, ...], rows: FigureRows, value_of: ValueOf
+        self, name: str, labels: tuple[str, ...], rows: MetricRows, value_of: ValueOf
     ) -> Iterator[Sample]:
         others: float | None = None
         for number, (values, thing) in enumerate(rows):

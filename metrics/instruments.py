@@ -131,7 +131,7 @@ class _Declared(NamedTuple):
     is_bounded: bool = False
 
 
-def plain(kind: type[M], meaning: str, labels: str = "", **options: Any) -> M:
+def plain_metric(kind: type[M], meaning: str, labels: str = "", **options: Any) -> M:
     """Declare a metric, named like the attribute."""
     return cast(M, _Declared(kind, meaning, labels, options))
 
@@ -144,10 +144,10 @@ def bounded_metric(make: Callable[[str], M], meaning: str, labels: str) -> Bound
     return cast(BoundedLabels[M], _Declared(make, meaning, labels, {}, is_bounded=True))
 
 
-gauge, counter = partial(plain, Gauge), partial(plain, Counter)
+gauge, counter = partial(plain_metric, Gauge), partial(plain_metric, Counter)
 
 
-def request_part(meaning: str) -> BoundedLabels[HistogramChild]:
+def request_time_histogram(meaning: str) -> BoundedLabels[HistogramChild]:
     """Declare a histogram of a part of the time that requests take."""
     make = partial(HistogramChild, bounds=REQUEST_BUCKETS_S)
     return bounded_metric(make, f"{meaning} {_SAMPLED}", "api")
@@ -200,14 +200,16 @@ class Instruments(Declarations):
     ledger_failed_total = bounded_metric(
         CounterChild, "Source batches that were not finished, by reason.", "pipeline*, reason"
     )
-    broker_seconds = request_part(
+    broker_seconds = request_time_histogram(
         "Time from sending a request on to reading the head of its response."
     )
-    proxy_seconds = request_part(
+    proxy_seconds = request_time_histogram(
         "Time that the proxy takes for a request and its response, without holds."
     )
-    hold_seconds = request_part("Time for which a request and its response are held, 0 for most.")
-    throttle_seconds = plain(
+    hold_seconds = request_time_histogram(
+        "Time for which a request and its response are held, 0 for most."
+    )
+    throttle_seconds = plain_metric(
         Histogram,
         "Time for which a response was held back or a request kept waiting.",
         "quota",
@@ -216,7 +218,7 @@ class Instruments(Declarations):
     delay_queue_size = gauge("Responses that wait in the delay queue.", "api")
     kept_bytes = gauge("Room in memory for requests and responses that are kept whole.")
     kept_bytes_waiting = gauge("Requests and responses that wait for such room.")
-    delay_queue_lag_seconds = plain(
+    delay_queue_lag_seconds = plain_metric(
         Histogram,
         "Time by which a held response was released later than due.",
         buckets=LAG_BUCKETS_S,
@@ -240,7 +242,7 @@ class Instruments(Declarations):
     certificate_not_after_timestamp_seconds = gauge(
         "When a certificate in use expires, in seconds since the epoch.", "role, listener"
     )
-    event_loop_lag_seconds = plain(
+    event_loop_lag_seconds = plain_metric(
         Histogram,
         "Time by which a timer of the event loop is late, measured ten times a second.",
         buckets=LOOP_LAG_BUCKETS_S,

@@ -22,7 +22,7 @@ from types import TracebackType
 import structlog
 import uvloop
 
-from proxy.admin.commands.operator_commands import add_commands, number_of
+from proxy.admin.commands.operator_commands import add_commands, number_type
 from proxy.admin.document_models import printable
 from proxy.config import Config, load_config
 from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
@@ -35,7 +35,7 @@ from proxy.log_queue import LibraryLog, log_level, log_queue
 from proxy.member import Member, log_hints
 from proxy.onboarding.doctor_command import add_doctor
 from proxy.onboarding.init_command import add_init
-from proxy.quota.entities import ClientIdentity, known_client_id
+from proxy.quota.entities import ClientIdentity, shortened_client_id
 from proxy.quota.rules import RuleTable
 from proxy.quota.scheduled_rules import ScheduledSettings
 from proxy.quota.values import BadValueError
@@ -130,14 +130,14 @@ def _parser() -> argparse.ArgumentParser:
     shows = ("quotas", "budgets", "backpressure", "pipeline", "tier", "usage")
     show_help = "what to see (default: quotas)"
     demo.add_argument("show", nargs="?", choices=shows, default="quotas", help=show_help)
-    size = number_of("a number of MiB, 1 or more", 1, math.inf)
+    size = number_type("a number of MiB, 1 or more", 1, math.inf)
     size_help = "MiB of records for the query to read (default: 100, about 50 s)"
     demo.add_argument("--megabytes", type=size, help=size_help)
     demo.add_argument("--brief", action="store_true", help="not of quotas: a shorter run")
     demo.set_defaults(command=_run_example, example="demo")
 
     broker = commands.add_parser("broker", help="run an embedded Kafka broker, for development")
-    port = number_of(f"a port from 0 to {MAX_PORT}", 0, MAX_PORT)
+    port = number_type(f"a port from 0 to {MAX_PORT}", 0, MAX_PORT)
     broker.add_argument("--port", type=port, required=True, help="port to serve; 0: any free one")
     broker.add_argument("--data", type=Path, required=True, help="directory for its data")
     broker.set_defaults(command=_run_example, example="broker")
@@ -284,10 +284,10 @@ def _check(options: argparse.Namespace) -> int:
     lines += explain_schedules(config.quota_settings, at_s)
     lines += explain_budgets(settings.rules)
     lines += find_hints(config, table)
-    keys = key_rules.keys_of(config, table)
+    keys = key_rules.quota_keys_of(config, table)
     lines += key_rules.find_undivided_rules(config, table, keys)
     if (options.user, options.client_id, options.listener) != (None, None, None):
-        client_id = known_client_id(options.client_id)
+        client_id = shortened_client_id(options.client_id)
         identity = ClientIdentity(options.listener or names[0], options.user, client_id)
         lines += explain_quotas(config, table, identity)
         lines += key_rules.explain_key(config, table, keys, identity)

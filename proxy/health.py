@@ -10,7 +10,7 @@ from proxy.config.secrets import Certificate
 from proxy.relay.brokers import Brokers
 from proxy.relay.relay import Relay
 from proxy.relay.services import Services
-from proxy.state import Document, WriteProbe
+from proxy.state import Document, ProbedStore
 
 KEPT_LOADS = 20  # of the configuration, that are remembered
 
@@ -57,7 +57,7 @@ class Health:
         self,
         relay: Relay,
         services: Services,
-        store: WriteProbe,
+        store: ProbedStore,
         certificates: Callable[[], Sequence[Certificate]],
     ) -> None:
         self._relay, self._services = relay, services

@@ -15,10 +15,10 @@ from proxy.host_ports import HostPorts
 from proxy.quota.rule_registry import read_changes
 from proxy.relay.take_over import (
     SERVE_TIMEOUT_S,
-    OldProcess,
     Predecessor,
     ReplacedProxy,
     TakeOverError,
+    TakeOverServer,
 )
 from proxy.tier.key_rules import TierRules
 from proxy.tier.tier_member import open_tier_store
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 @asynccontextmanager
-async def in_place_of(
+async def taking_over(
     predecessor: Predecessor | None, config: Config, ports: HostPorts, stop: asyncio.Event | None
 ) -> AsyncIterator[None]:
     """Open all ports; who enters opens the rest, and has the place of a `predecessor` at the end.
@@ -90,7 +90,7 @@ def _check_wanted(stop: asyncio.Event | None) -> None:
 
 async def serve_until(stop: asyncio.Event, ready: Callable[[], None], proxy: ReplacedProxy) -> None:
     """Serve until `stop` is set, as a successor does, then stop. Raises what a task died of."""
-    old_process = OldProcess(proxy, stop)
+    old_process = TakeOverServer(proxy, stop)
     try:
         await old_process.open()
         ready()

@@ -17,18 +17,18 @@ from structlog import get_logger
 
 from metrics import Instruments, MemberInstruments, UsageInstruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from metrics.exposition import OF_LOG, FigureCollector
+from metrics.exposition import OF_LOG, MetricTableCollector
 from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
-from proxy.admin.history import History
-from proxy.admin.request_times import RecentApiTimes, watch_lag
+from proxy.admin.history import RateHistory
+from proxy.admin.request_times import RecentApiTimes, watch_loop_lag
 from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
-from proxy.config.check_report import find_start_hints
-from proxy.config.descriptors import share_files
+from proxy.config.check_report import find_logged_hints
+from proxy.config.descriptors import share_descriptors
 from proxy.config.differences import find_differences, find_schedule_changes
 from proxy.config.models import HIDE_PASSWORD, MAX_WORKERS
 from proxy.config.reload import Reloader
@@ -38,7 +38,7 @@ from proxy.debt_records import DebtWriter
 from proxy.garbage import FREED_INTERVAL_S, MemoryTrimmer, collect_frozen
 from proxy.health import Health
 from proxy.host_ports import HostPorts, MemberSockets
-from proxy.hot_restart import in_place_of
+from proxy.hot_restart import taking_over
 from proxy.log_queue import log_level, log_queue
 from proxy.progress.query_registry import owns_all
 from proxy.queries.queries import Queries
@@ -59,7 +59,7 @@ from proxy.relay.services import Reapers, Services
 from proxy.relay.take_over import Predecessor
 from proxy.release import VERSION
 from proxy.slices import TimeSlicer
-from proxy.state import MemoryStore, StateError, Store, WriteProbe
+from proxy.state import MemoryStore, ProbedStore, StateError, Store
 from proxy.tasks import end_tasks
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_map import SlotSteering
@@ -67,7 +67,7 @@ from proxy.tier.tier_member import TierMember
 from proxy.usage.observed_usage import ObservedUsage, read_observed
 from proxy.usage.usage_meter import UsageMeter, UsageRecorder
 from proxy.usage.usage_topic import UsageTopic, UsageWriter
-from proxy.wiring import access_of, bootstrap_of, limits_of, listeners_of
+from proxy.wiring import access_of, bootstrap_of, limits_of, listener_settings_of
 
 STOOD_STILL_S = 1.0
 """A lag after which clients are held to their bounds by schedule: their sensors saw nothing."""
@@ -113,14 +113,14 @@ class Member:
         machine = None if config.tier is None else config.tier.machine
         self._name = member_name(number, machine) if machine else ONLY_MEMBER
         self._config = self._in_force = config
-        self._store = WriteProbe(MemoryStore())
+        self._store = ProbedStore(MemoryStore())
         self._metrics = CollectorRegistry()
         instruments = Instruments(self._metrics, max_label_sets=config.limits.max_client_entities)
         instruments.build_info.labels(VERSION).set(1)
         self._quotas = QuotaManager(config.quota_settings, instruments)
         self._quotas.on_overflow, self._quotas.on_state = _log_overflow, _log_state
-        tables = (OF_SENSORS, self._quotas.figure_rows), (OF_LOG, lambda: [((), log_queue)])
-        self._metrics.register(FigureCollector(tables, clock_ms, sys.maxsize))
+        tables = (OF_SENSORS, self._quotas.metric_rows), (OF_LOG, lambda: [((), log_queue)])
+        self._metrics.register(MetricTableCollector(tables, clock_ms, sys.maxsize))
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self._metrics.register(collector)
         errors = instruments.upstream_errors_total
@@ -159,13 +159,13 @@ class Member:
             numbers=count(1) if machine is None else count(MAX_WORKERS + number, MAX_WORKERS),
             steering=steering,
         )
-        listeners = tuple(listeners_of(config, self._secrets))
+        listeners = tuple(listener_settings_of(config, self._secrets))
         self._relay = Relay(listeners, self._brokers, self._services)
         self._tier: TierMember | None = None
         self._health = Health(
             self._relay, self._services, self._store, lambda: self._secrets.certificates
         )
-        self._history = History(self._quotas.measured_rates)
+        self._history = RateHistory(self._quotas.measured_rates)
         self._request_times = RecentApiTimes(self._services.times)
         self._slices = TimeSlicer()
         """For all long walks of this process."""
@@ -193,14 +193,14 @@ class Member:
     ) -> None:
         """Open every port and the state, and join the tier; clients wait until `accept`.
 
-        A `predecessor` is replaced as `in_place_of` does it.
+        A `predecessor` is replaced as `taking_over` does it.
         Raises ListenerError, StateError, TakeOverError, MembershipError.
         """
         if self._given is not None:
             self._sockets = self._given
             await self._open()
             return
-        async with in_place_of(predecessor, self._config, self.ports, stop):
+        async with taking_over(predecessor, self._config, self.ports, stop):
             (self._sockets,) = self.ports.members
             await self._open()
             if predecessor is not None and self._tier is None:
@@ -377,7 +377,7 @@ class Member:
             connections=self._relay.list,
         )
         self._services.instruments.ready.set_function(lambda: parts.problems()[0] is None)
-        most = {"max_connections": share_files(self._config).admin}
+        most = {"max_connections": share_descriptors(self._config).admin}
         self._admin = AdminServer(
             self._config.admin.model_copy(update=most),
             parts,
@@ -530,7 +530,7 @@ class Member:
 
     async def _watch_lag(self) -> None:
         """Measure the lag of the event loop, until cancelled."""
-        await watch_lag(self._observe_lag, clock_ms)
+        await watch_loop_lag(self._observe_lag, clock_ms)
 
     def _observe_lag(self, lag_s: float) -> None:
         """Record the lag; others may have served our clients while this process stood still."""
@@ -615,5 +615,5 @@ def log_hints(config: Config) -> None:
     if config.cluster.shows_password:
         text = "the password of cluster.sasl goes to the brokers in the clear"
         _log.warning(text, fix=HIDE_PASSWORD)
-    for hint in find_start_hints(config):
+    for hint in find_logged_hints(config):
         _log.warning("configuration hint", hint=hint)

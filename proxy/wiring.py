@@ -9,7 +9,7 @@ from proxy.admin.port.guard import AccessRight, AccessRules, AdminToken
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.login import Credentials, Login
 from proxy.config import Config
-from proxy.config.descriptors import share_files
+from proxy.config.descriptors import share_descriptors
 from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.progress.report import QueryScope
 from proxy.relay.listener import ListenerSettings
@@ -54,10 +54,10 @@ def access_of(config: Config, secrets: Secrets) -> AccessRules:
 
 def limits_of(config: Config) -> Limits:
     """Return the relay's limits, with as many connections as there are files for."""
-    return replace(config.limits, max_connections=share_files(config).clients)
+    return replace(config.limits, max_connections=share_descriptors(config).clients)
 
 
-def listeners_of(config: Config, secrets: Secrets) -> Iterator[ListenerSettings]:
+def listener_settings_of(config: Config, secrets: Secrets) -> Iterator[ListenerSettings]:
     """Yield where a member's listeners are and what they tell clients."""
     for listener in config.listeners:
         ports = listener.broker_ports

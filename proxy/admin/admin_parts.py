@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from metrics.clock import clock_ms, cpu_ms
 from proxy.admin.audit import AuditLog
 from proxy.admin.document_models import RowContext
-from proxy.admin.history import History
+from proxy.admin.history import RateHistory
 from proxy.admin.query_documents import QueryDocuments
 from proxy.queries.queries import Queries
 from proxy.quota.manager import QuotaManager
@@ -41,7 +41,7 @@ class AdminParts:
     rules: RuleRegistry
     relay: Callable[[], Document]
     """Gives what the status shows of listeners, brokers and the configuration."""
-    history: History
+    history: RateHistory
     request_times: Callable[[], Sequence[Document]] = tuple
     clock_ms: Callable[[], float] = clock_ms
     """The monotonic time that `quotas` is fed with."""

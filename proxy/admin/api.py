@@ -14,7 +14,7 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import KEPT_CHANGES, current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain_rules
 from proxy.admin.document_models import iso, picked
-from proxy.admin.pages import PageBuilder, PageRequest, page_of
+from proxy.admin.pagination import PageBuilder, PageRequest, page_request_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import grouped_by_query, paged_partitions, partitions_of
 from proxy.admin.replies import (
@@ -25,10 +25,10 @@ from proxy.admin.replies import (
     digits_or_none,
     json_body,
     json_reply,
-    query_number,
+    number_parameter,
     read_object,
-    readiness_answer,
-    scrape_answer,
+    readiness_reply,
+    scrape_reply,
 )
 from proxy.admin.request_times import merged_times
 from proxy.admin.rule_documents import (
@@ -39,9 +39,9 @@ from proxy.admin.rule_documents import (
     rule_change,
     throttling_document,
 )
-from proxy.admin.suggestions import SUGGESTIONS_PATH, suggestions_answer
+from proxy.admin.suggestions import SUGGESTIONS_PATH, suggestions_reply
 from proxy.log_queue import LEVELS, log_level
-from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
+from proxy.progress.report import MAX_REPORT_BYTES, RefusalReason, ReportRefused
 from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import Budget, QuotaPause, pause_name
 from proxy.quota.validation import BUDGET_KEY, RULE_KEYS, format_selector, parse_selector
@@ -54,7 +54,7 @@ QUOTAS_PATH = "/v1/quotas/"
 THROTTLING_PATH = "/v1/throttling"
 LOG_LEVEL_PATH = "/v1/log_level"
 
-ANY_NAME = "{tail:(?s:.+)}"  # what follows may hold every character; see `tail_of`
+ANY_NAME = "{tail:(?s:.+)}"  # what follows may hold every character; see `path_suffix`
 
 MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the query string
 LAST = "\U0010ffff"  # behind the name of every machine
@@ -108,22 +108,22 @@ class ApiRoutes:
             web.get(LOG_LEVEL_PATH, self._get_level),
             web.put(LOG_LEVEL_PATH, self._put_level),
             web.get("/v1/audit", self._get_audit),
-            web.get(SUGGESTIONS_PATH, partial(suggestions_answer, self._parts)),
+            web.get(SUGGESTIONS_PATH, partial(suggestions_reply, self._parts)),
         ]
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
-        return await scrape_answer(self._parts.metrics, self._parts.member, self._slices)
+        return await scrape_reply(self._parts.metrics, self._parts.member, self._slices)
 
     async def _get_healthz(self, _: web.Request) -> web.Response:
         return json_reply({"status": "up"})
 
     async def _get_readyz(self, _: web.Request) -> web.Response:
-        return readiness_answer(*self._parts.problems())
+        return readiness_reply(*self._parts.problems())
 
     async def _get_status(self, request: web.Request) -> web.Response:
         """Answer with all that the status page and `quota-proxy top` show."""
         parts, queries = self._parts, self._parts.queries
-        page, times = page_of(request), parts.request_times()
+        page, times = page_request_of(request), parts.request_times()
         now_ms, now_s = parts.clock_ms(), time.time()
         reason, warning = parts.problems()
         sensors, fields = await self._clients.fields(
@@ -154,12 +154,12 @@ class ApiRoutes:
 
     async def _get_clients(self, request: web.Request) -> web.Response:
         sensors, fields = await self._clients.fields(
-            filter_of(request), page_of(request), by_client=is_by_client(request)
+            filter_of(request), page_request_of(request), by_client=is_by_client(request)
         )
         return json_reply({"total": sensors["bounded"], **fields})
 
     async def _get_client(self, request: web.Request) -> web.Response:
-        entity = tail_of(request, CLIENTS_PATH)
+        entity = path_suffix(request, CLIENTS_PATH)
         rows = await self._clients.of_entity(entity)
         if not rows:
             fix = "see GET /v1/clients; one that sent nothing for an hour is forgotten"
@@ -173,17 +173,19 @@ class ApiRoutes:
         return json_reply({"entity": entity, "quotas": quotas})
 
     async def _get_unbounded(self, request: web.Request) -> web.Response:
-        return json_reply(await self._clients.unbounded(filter_of(request), page_of(request)))
+        return json_reply(
+            await self._clients.unbounded(filter_of(request), page_request_of(request))
+        )
 
     async def _get_budgets(self, request: web.Request) -> web.Response:
-        return json_reply(await self._clients.budgets(page_of(request)))
+        return json_reply(await self._clients.budgets(page_request_of(request)))
 
     async def _get_connections(self, request: web.Request) -> web.Response:
-        page = connection_page(request, in_tier=self._parts.tier is not None)
+        page = connection_page_request(request, in_tier=self._parts.tier is not None)
         return json_reply(await connections_document(self._parts, filter_of(request), page))
 
     async def _delete_connection(self, request: web.Request) -> web.Response:
-        name = tail_of(request, CONNECTIONS_PATH)
+        name = path_suffix(request, CONNECTIONS_PATH)
         number = digits_or_none(name)
         row = self._parts.connections.close(number) if number is not None else None
         if row is None:
@@ -197,7 +199,7 @@ class ApiRoutes:
 
     async def _get_quotas(self, request: web.Request) -> web.Response:
         now, entries = self._parts.now(), self._rules.composed.entries
-        page = page_of(request)
+        page = page_request_of(request)
         found = PageBuilder[RuleEntry](page, lambda each: (each.rule.selector, str(each.source)))
         await self._slices.collect(map(found.add, entries))
         budgets = self._rules.composed.budgets[: page.limit]
@@ -267,7 +269,7 @@ class ApiRoutes:
             async with report_body(request, self._parts) as raw:
                 return json_reply(await self._parts.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
-            if error.reason is Refusal.NOT_ALLOWED:
+            if error.reason is RefusalReason.NOT_ALLOWED:
                 await self._audit.record_refusal(error.message, time.time())
             reason = str(error.reason)
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
@@ -280,7 +282,7 @@ class ApiRoutes:
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        found = paged_partitions(page_of(request))
+        found = paged_partitions(page_request_of(request))
         await self._slices.collect(map(found.add, partitions_of(documents)))
         return json_reply({"queries": grouped_by_query(found.rows()), **found.next()})
 
@@ -292,7 +294,9 @@ class ApiRoutes:
             "see GET /v1/pipelines for those that there are; name it under pipelines in the "
             "configuration",
         )
-        found = PageBuilder(page_of(request), lambda each: (str(each["name"]),), rows=documents)
+        found = PageBuilder(
+            page_request_of(request), lambda each: (str(each["name"]),), rows=documents
+        )
         return json_reply({"pipelines": found.rows(), **found.next()})
 
     async def _get_level(self, _: web.Request) -> web.Response:
@@ -308,7 +312,7 @@ class ApiRoutes:
         return json_reply({"level": name})
 
     async def _get_audit(self, request: web.Request) -> web.Response:
-        page, text = page_of(request), filter_of(request)
+        page, text = page_request_of(request), filter_of(request)
         # Of a thousand at most, which is one page.
         total, changes = self._audit.documents(KEPT_CHANGES, text)
         found = PageBuilder(page, lambda each: (-each["number"],), rows=changes)
@@ -320,17 +324,17 @@ def filter_of(request: web.Request) -> str:
     return request.query.get("filter", "").lower()
 
 
-def connection_page(request: web.Request, *, in_tier: bool) -> PageRequest:
+def connection_page_request(request: web.Request, *, in_tier: bool) -> PageRequest:
     """Return which connections a request is for; `after` is the id that a walk goes on behind.
 
     In a tier it may be MACHINE/N: with the same number those of later machines come behind.
     """
-    page = page_of(request)
+    page = page_request_of(request)
     if "after" not in request.query:
         return page
     if not in_tier:
         return PageRequest(
-            page.limit, (query_number(request, "after", 0, MAX_CONNECTION_NUMBER), LAST)
+            page.limit, (number_parameter(request, "after", 0, MAX_CONNECTION_NUMBER), LAST)
         )
     text = request.query["after"]
     machine, _, digits = text.rpartition("/")
@@ -351,7 +355,7 @@ def is_by_client(request: web.Request) -> bool:
 
 def _keys(request: web.Request) -> Mapping[str, str]:
     try:
-        return parse_selector(tail_of(request, QUOTAS_PATH))
+        return parse_selector(path_suffix(request, QUOTAS_PATH))
     except ValueError as error:
         raise ApiError(400, str(error), _SELECTOR_FIX) from None
 
@@ -364,7 +368,7 @@ def _level(body: bytes) -> str:
     return str(level)
 
 
-def tail_of(request: web.Request, path: str) -> str:
+def path_suffix(request: web.Request, path: str) -> str:
     """Return what follows `path`, decoded once.
 
     Taken from the request line: aiohttp's own path has `.` and `..` resolved, and some characters

@@ -12,11 +12,17 @@ from metrics.clock import MS_PER_SECOND, ms_to_s
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import UNKNOWN, Column, Model, RowContext, iso, picked, rounded
-from proxy.admin.history import History, merged_chart
-from proxy.admin.pages import Key, PageBuilder, PageRequest
+from proxy.admin.history import RateHistory, merged_chart
+from proxy.admin.pagination import Key, PageBuilder, PageRequest
 from proxy.admin.query_documents import CachedWalk
-from proxy.admin.rule_documents import rule_name, throttling_document
-from proxy.admin.sensor_rows import SHOWN_CLIENTS, BudgetRow, BudgetShares, SensorRow, row_groups
+from proxy.admin.rule_documents import rule_reference, throttling_document
+from proxy.admin.sensor_rows import (
+    SHOWN_CLIENTS,
+    BudgetRow,
+    BudgetShares,
+    SensorRow,
+    rows_by_client,
+)
 from proxy.config.endpoints import HostPort
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -146,7 +152,7 @@ CLIENT = Model[SensorRow](
         "held_s": lambda row, now: _seconds(_in_minute(row.meter.holds, now)[1]),
         "hold_ends_in_s": lambda row, now: _left_s(row.meter.held_until_ms, now) or None,
         "waiting": "meter.waiting",
-        "rule": lambda row, now: rule_name(row.meter.rule, now),
+        "rule": lambda row, now: rule_reference(row.meter.rule, now),
         "clients": lambda row, _: list(map(_client, row.clients)),
         "static_bound": lambda row, _: (
             row.meter.rule.ceilings[row.meter.kind] if row.meter.is_adaptive else None
@@ -244,7 +250,7 @@ HOLD = Model[HoldReason](
     {
         "why": _why,
         "quota": lambda hold, _: hold.kind and str(hold.kind),
-        "rule": lambda hold, now: hold.rule and rule_name(hold.rule, now),
+        "rule": lambda hold, now: hold.rule and rule_reference(hold.rule, now),
         "until": lambda hold, now: iso(now.at_s(hold.until_ms)),
         "ends_in_s": lambda hold, now: _left_s(hold.until_ms, now),
     },
@@ -292,27 +298,27 @@ CONNECTION = Model[ConnectionRow](
 )
 
 
-RowGroup = Sequence[SensorRow]
+ClientRows = Sequence[SensorRow]
 """Rows that belong together, at least one: of one client, or of what several share."""
 
 
-def _group_urgency(group: RowGroup, now_ms: float) -> tuple[bool, float]:
+def _group_urgency(group: ClientRows, now_ms: float) -> tuple[bool, float]:
     """Return what puts throttled ones above the others, then those closer to their bound."""
     return any(row.meter.is_throttled for row in group), max(row.share(now_ms) for row in group)
 
 
-def _group_key(group: RowGroup) -> tuple[str, str]:
+def _group_key(group: ClientRows) -> tuple[str, str]:
     """Return what a walk has a group by."""
     return min((row.meter.entity, str(row.meter.kind)) for row in group)
 
 
-def _only_client(group: RowGroup) -> ClientIdentity | None:
+def _only_client(group: ClientRows) -> ClientIdentity | None:
     """Return the only client; None if several share the quotas, or all have left."""
     counts = [row.client_count for row in group]
     return group[counts.index(1)].clients[0] if max(counts) == 1 else None
 
 
-def _has_left(group: RowGroup) -> bool:
+def _has_left(group: ClientRows) -> bool:
     """Return whether none of its clients is connected any more."""
     return not any(row.client_count for row in group)
 
@@ -334,7 +340,7 @@ class FoundRows:
     shared one count once.
     """
 
-    groups: Sequence[RowGroup] = ()
+    groups: Sequence[ClientRows] = ()
     budgets: Sequence[Document] = ()
     next: Document = field(default_factory=dict)
     """Of a walk."""
@@ -344,7 +350,7 @@ class FoundRows:
     )
     """The connected ones and those that have `left`; `shown` are those that the groups are of."""
 
-    def add(self, group: RowGroup, now_ms: float) -> None:
+    def add(self, group: ClientRows, now_ms: float) -> None:
         """Count rows that belong together, and their clients if these have left."""
         for name, number in _counts([row.meter for row in group], now_ms).items():
             self.sensors[name] += number
@@ -375,7 +381,7 @@ class ClientDocuments:
         self._found = CachedWalk(self._walk, *how)
 
     async def fields(
-        self, text: str, page: PageRequest, *, by_client: bool, history: History | None = None
+        self, text: str, page: PageRequest, *, by_client: bool, history: RateHistory | None = None
     ) -> tuple[dict[str, int], Document]:
         """Return figures of all sensors, and what the status and `/v1/clients` say of clients.
 
@@ -402,7 +408,7 @@ class ClientDocuments:
 
     async def of_entity(self, entity: str) -> list[SensorRow]:
         """Return a row for each sensor of an entity."""
-        groups = row_groups(self._quotas, self._clock_ms)
+        groups = rows_by_client(self._quotas, self._clock_ms)
         rows = (row for each in groups for row in each or (None,))
         found = (row if row and row.meter.entity == entity else None for row in rows)
         return [row for row in await self._slices.collect(found) if row is not None]
@@ -414,10 +420,10 @@ class ClientDocuments:
     def _walk(self, text: str, page: PageRequest, by_client: bool) -> Iterator[FoundRows | None]:
         found, shares, clock_ms = FoundRows(), BudgetShares(), self._clock_ms
         # The other rows are not kept: that many at once would bring on Python's full collections.
-        shown = PageBuilder[RowGroup](
+        shown = PageBuilder[ClientRows](
             page, _group_key, lambda group: _group_urgency(group, clock_ms())
         )
-        for rows in row_groups(self._quotas, clock_ms, shares):
+        for rows in rows_by_client(self._quotas, clock_ms, shares):
             if rows and not self._is_visitor(rows[0].meter.used_by):
                 found.add(rows, clock_ms())
             for each in [rows] if by_client else [[row] for row in rows]:
@@ -446,7 +452,7 @@ class ClientDocuments:
         return {IS_VISIT: True} if self._is_visitor(client) else {}
 
     def _rows(
-        self, groups: Sequence[RowGroup], history: History | None, by_client: bool
+        self, groups: Sequence[ClientRows], history: RateHistory | None, by_client: bool
     ) -> Iterator[tuple[SensorRow, Document]]:
         """Yield each row of groups, and what it says besides."""
         for group in groups:
@@ -457,7 +463,7 @@ class ClientDocuments:
                 charted = {} if history is None else {"history": history.document(row.meter)}
                 yield row, {**about, **charted}
 
-    def _shares(self, group: RowGroup) -> list[Document]:
+    def _shares(self, group: ClientRows) -> list[Document]:
         """Return the quotas that the only client of a group shares with others."""
         client = _only_client(group)
         own = {row.meter.name for row in group}
@@ -511,13 +517,13 @@ def explain_rules(row: SensorRow, now: RowContext, table: RuleTable) -> list[Doc
         rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
         for each in table.explain(client):
             about = {"bound": each.rule.ceilings[each.kind], **picked(each, "chosen", "reason")}
-            rules[each.kind].append({**rule_name(each.rule, now), **about})
+            rules[each.kind].append({**rule_reference(each.rule, now), **about})
         for kind, found in rules.items():
             for rule in table.rules_by_topic(kind, client):
                 topic = rule.topic or f"{rule.topic_prefix}*"
                 about = {"bound": rule.bounds[kind], "chosen": True}
                 reason = f"applies to its bytes of topic {topic}"
-                found.append({**rule_name(rule, now), **about, "reason": reason})
+                found.append({**rule_reference(rule, now), **about, "reason": reason})
         quotas = [{"quota": str(kind), "rules": found} for kind, found in rules.items()]
         documents.append({**_client(client), "quotas": quotas})
     return documents

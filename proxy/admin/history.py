@@ -5,7 +5,7 @@ from itertools import groupby, zip_longest
 from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.pages import PageBuilder, PageRequest
+from proxy.admin.pagination import PageBuilder, PageRequest
 from proxy.quota.meter import Meter
 from proxy.quota.meters import Clock
 from proxy.state import Document
@@ -18,7 +18,7 @@ Series = tuple[tuple[float, float], ...]
 """Rates of a sensor, each with the bound of its time, the oldest first, to the latest tick."""
 
 
-class History:
+class RateHistory:
     """Rate and bound over time, for a limited number of sensors.
 
     When there are more, those stay that came closest to their bound, or furthest above it, in the

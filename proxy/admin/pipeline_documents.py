@@ -7,9 +7,9 @@ from itertools import islice
 from operator import itemgetter
 
 from proxy.admin.document_models import Column, Model, RowContext, clipped, picked
-from proxy.pipeline.completion import Completion
+from proxy.pipeline.completion import CompletionTracker
 from proxy.pipeline.ledger import TIMED_OUT
-from proxy.pipeline.nodes import Controller, Stage, delay_ms
+from proxy.pipeline.nodes import NodeController, Stage, delay_ms
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.state import Document
 
@@ -19,7 +19,7 @@ MAX_PENDING_SHOWN = 100  # source batches of one pipeline, those that came first
 REDUCED = "reduced"  # state of a node that is held to a rate
 
 
-def _pending(completion: Completion, now: RowContext) -> Document:
+def _pending(completion: CompletionTracker, now: RowContext) -> Document:
     ledger, limit, to_s = completion.ledger, completion.limit, completion.wall.to_s
     first = list(islice(ledger.pending(), MAX_PENDING_SHOWN))
     waits_at = completion.waits_at(root for root, *_ in first)
@@ -42,7 +42,7 @@ def _pending(completion: Completion, now: RowContext) -> Document:
     }
 
 
-COMPLETION = Model[Completion](
+COMPLETION = Model[CompletionTracker](
     """
     completed, timed_out, failed: how many were; the last by reason
     pending: source batches in flight: `batches` of `max_batches`, `size_bytes` of `max_bytes`,
@@ -69,7 +69,7 @@ COMPLETION = Model[Completion](
     },
 )
 
-NODE = Model[Controller](
+NODE = Model[NodeController](
     """
     name, state, rate, normal_rate: `uncontrolled`, or `reduced` to so many records/s; and its own
         rate
@@ -160,7 +160,7 @@ PIPELINE_ROW = Model[RunningPipeline](
             for name in each.graph.order
         ],
         "sources": lambda each, now: [
-            NODE.document(each.nodes.get(source.name) or Controller(source), now)
+            NODE.document(each.nodes.get(source.name) or NodeController(source), now)
             for source in each.graph.settings.sources
         ],
         "events": lambda each, _: list(each.events),

@@ -19,7 +19,7 @@ from proxy.admin.document_models import (
     picked,
     rounded,
 )
-from proxy.admin.pages import Key, PageBuilder, PageRequest
+from proxy.admin.pagination import Key, PageBuilder, PageRequest
 from proxy.admin.pipeline_documents import (
     MAX_PIPELINE_SUMMARIES,
     PIPELINE_ROW,
@@ -29,8 +29,8 @@ from proxy.admin.pipeline_documents import (
 from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import OffsetRange
 from proxy.progress.partition import PartitionProgress
-from proxy.progress.query import QueryProgress
-from proxy.progress.report import Refusal
+from proxy.progress.query import FollowedQuery
+from proxy.progress.report import RefusalReason
 from proxy.queries.queries import Queries
 from proxy.quota.meters import Clock
 from proxy.slices import TimeSlicer
@@ -41,7 +41,7 @@ MAX_RANGES_SHOWN = 20
 
 
 def progress_documents(
-    queries: Iterable[QueryProgress],
+    queries: Iterable[FollowedQuery],
     now: RowContext,
     adaptive: Mapping[str, Document] = MappingProxyType({}),
 ) -> Iterator[Document | None]:
@@ -61,26 +61,26 @@ def progress_documents(
         yield {**QUERY.document(query, now), **about, "totals": totals}
 
 
-def _trigger(query: QueryProgress, _: RowContext) -> Document | None:
+def _trigger(query: FollowedQuery, _: RowContext) -> Document | None:
     if query.trigger_kind is None:
         return None
     return {"kind": query.trigger_kind, "interval_s": ms_to_s(query.trigger_interval_ms)}
 
 
-def _batch(query: QueryProgress, now: RowContext) -> Document | None:
+def _batch(query: FollowedQuery, now: RowContext) -> Document | None:
     if (batch := query.last_batch) is None:
         return None
     times = {"duration_s": ms_to_s(batch.duration_ms), "ended": now.at_s(batch.ended_ms)}
     return {"id": batch.batch_id, "rows": batch.rows, **times}
 
 
-def _reports(query: QueryProgress, _: RowContext) -> Document:
+def _reports(query: FollowedQuery, _: RowContext) -> Document:
     refused = {str(reason): number for reason, number in sorted(query.refused_reports.items())}
     counts = {"received": query.received, "lost": query.lost_reports}
-    return {**counts, "repeated": query.refused_reports[Refusal.REPEATED], "refused": refused}
+    return {**counts, "repeated": query.refused_reports[RefusalReason.REPEATED], "refused": refused}
 
 
-def _commit(query: QueryProgress, now: RowContext) -> Document | None:
+def _commit(query: FollowedQuery, now: RowContext) -> Document | None:
     if not query.commit_group:
         return None
     state = query.commit
@@ -115,7 +115,7 @@ def _skipped(partition: PartitionProgress, now: RowContext) -> list[Document]:
     ]
 
 
-QUERY = Model[QueryProgress](
+QUERY = Model[FollowedQuery](
     """
     name, client_id, query_id, run_id: whose it is; the ids are Spark's
     state, ended, error: `running`, `idle`, `ended`, `failed`, or `silent`: neither ended nor heard

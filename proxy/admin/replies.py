@@ -97,14 +97,14 @@ def parse_object(body: bytes) -> Document | None:
     return document if isinstance(document, dict) else None
 
 
-def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response:
+def readiness_reply(not_ready: str | None, warning: str | None) -> web.Response:
     """Return what `/readyz` answers: a reason why clients should go elsewhere, or a warning."""
     if not_ready is None:
         return json_reply({"status": "ready"} | ({"warning": warning} if warning else {}))
     return json_reply({"status": "not ready", "reason": not_ready}, 503)
 
 
-def long_answer(body: bytes, headers: Mapping[str, str], status: int = 200) -> web.Response:
+def long_reply(body: bytes, headers: Mapping[str, str], status: int = 200) -> web.Response:
     """Return a long body as an answer; aiohttp writes it in pieces, others run in between."""
     return web.Response(body=BytesIO(body), headers=headers, status=status)
 
@@ -162,7 +162,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return document
 
 
-def parsed(
+def parse_field(
     key: str, parse: Callable[[object], Value], value: object, fix: str | None = None
 ) -> Value:
     """Return a value that comes under a key. Raises ApiError with status 400 for a bad one."""
@@ -178,7 +178,7 @@ def shown_json(value: object) -> str:
     return text if len(text) <= MAX_REFUSED_CHARS else f"{text[:MAX_REFUSED_CHARS]}..."
 
 
-def query_number(request: web.Request, name: str, default: int, most: int) -> int:
+def number_parameter(request: web.Request, name: str, default: int, most: int) -> int:
     """Return a number of the query string, 0 to `most`. Raises ApiError with status 400."""
     text = request.query.get(name, str(default))
     number = digits_or_none(text)
@@ -200,7 +200,7 @@ def _family_text(family: Metric, samples: Iterable[Sample] = ()) -> bytes:
     return generate_latest(SimpleNamespace(collect=lambda: (part,)))
 
 
-async def scrape_answer(
+async def scrape_reply(
     registry: CollectorRegistry, member: str, slices: TimeSlicer
 ) -> web.Response:
     """Return what `/metrics` answers, made a slice at a time."""
@@ -208,7 +208,7 @@ async def scrape_answer(
     # Not joined in the end: several megabytes take milliseconds.
     async with slices.long_answers:
         await slices.collect(map(body.write, scrape_pieces(registry, member)))
-    return long_answer(body.getvalue(), SCRAPE_HEADERS)
+    return long_reply(body.getvalue(), SCRAPE_HEADERS)
 
 
 def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:

@@ -127,7 +127,7 @@ LAG_INTERVAL_S = 0.1
 core."""
 
 
-async def watch_lag(observe: Callable[[float], None], clock_ms: Callable[[], float]) -> None:
+async def watch_loop_lag(observe: Callable[[float], None], clock_ms: Callable[[], float]) -> None:
     """Call `observe` with how late a timer was, in seconds, until cancelled."""
     while True:
         due_ms = clock_ms() + LAG_INTERVAL_S * MS_PER_SECOND

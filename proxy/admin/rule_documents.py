@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import datetime
 
 from proxy.admin.document_models import Model, RowContext, between_s, iso, picked
-from proxy.admin.replies import ApiError, parsed, read_object, shown_json
+from proxy.admin.replies import ApiError, parse_field, read_object, shown_json
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry, make_override
 from proxy.quota.rules import QuotaPause, Rule, Share
@@ -97,7 +97,7 @@ def _share(share: Share) -> Document:
     return {"budget": share.budget.name, **picked(share, "weight", "guaranteed")}
 
 
-def rule_name(rule: Rule, now: RowContext) -> Document:
+def rule_reference(rule: Rule, now: RowContext) -> Document:
     """Return what names a rule; a sensor may be under one that has gone, which has no source."""
     name = rule.selector
     entry = now.in_force.get(name)
@@ -155,10 +155,10 @@ def parse_override(keys: Mapping[str, str], body: bytes, now_s: float) -> RuleEn
     """
     document = read_object(body, _KEYS, _EXAMPLE)
     given = [kind for kind in QuotaKind if kind in document]
-    bounds = {kind: parsed(kind, kind.unit.parse, document[kind]) for kind in given}
+    bounds = {kind: parse_field(kind, kind.unit.parse, document[kind]) for kind in given}
     if BUDGET_KEY in keys and "scope" in document:
         raise ApiError(400, "scope is nothing that a budget has", "remove it")
-    scope = parsed("scope", parse_scope, document.get("scope", "each"))
+    scope = parse_field("scope", parse_scope, document.get("scope", "each"))
     for problem in find_bound_problems(keys, bounds):
         raise ApiError(400, f"{problem.key or 'the body'} {problem.message}", problem.fix)
     enforce = document.get("enforce")
@@ -214,7 +214,7 @@ def _end(key: str, value: object, now_s: float) -> float:
         if seconds > MAX_DURATION_S:
             raise ApiError(400, f"{key}: {shown_json(value)} is more than a year away", _END_FIX)
         return end.timestamp()
-    return now_s + parsed(key, parse_duration, value, _END_FIX)
+    return now_s + parse_field(key, parse_duration, value, _END_FIX)
 
 
 def _by(value: object) -> str | None:

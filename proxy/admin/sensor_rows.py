@@ -261,7 +261,7 @@ class SensorRow:
         return self.meter.rate.measure(now_ms) / self.meter.shown_bound
 
 
-def row_groups(
+def rows_by_client(
     quotas: QuotaManager, clock_ms: Clock, shares: BudgetShares | None = None
 ) -> Iterator[list[SensorRow]]:
     """Yield the rows of what is one client to operators together; [] for a step without.
@@ -300,7 +300,7 @@ def row_groups(
 def _shown_with(
     meter: Meter, charged: Mapping[str, Sequence[ClientIdentity]]
 ) -> ClientIdentity | str:
-    """Return the client or the entity whose rows a sensor is with; see `row_groups`."""
+    """Return the client or the entity whose rows a sensor is with; see `rows_by_client`."""
     names = [meter.name]
     if meter.name not in charged:
         names = [sensor_name(kind, meter.entity) for kind in TRAFFIC_KINDS]

@@ -14,9 +14,9 @@ from aiohttp import web
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
 from proxy.admin.client_documents import CONNECTION
+from proxy.admin.peers.fan_out_middleware import FanOutMiddleware
 from proxy.admin.peers.merged_documents import MEMBER_ROW
-from proxy.admin.peers.tier_answers import TierAnswers
-from proxy.admin.peers.tier_routes import TierRoutes
+from proxy.admin.peers.peer_routes import PeerRoutes
 from proxy.admin.port.admin_port import AdminPort
 from proxy.admin.port.guard import AccessRules, AdminProtocol, Guard
 from proxy.admin.query_documents import PARTITION
@@ -57,7 +57,7 @@ COLUMNS = {
 """Of tables of the page, by the names that it has for them."""
 
 
-def page_routes() -> list[web.RouteDef]:
+def status_page_routes() -> list[web.RouteDef]:
     """Read the files of the status page once and return their routes, with a module of COLUMNS."""
     texts = {
         path: ((_FOLDER / name).read_text("utf-8"), content_type)
@@ -105,12 +105,12 @@ class AdminServer:
     def application(self) -> web.Application:
         """Return a new application with all paths that this server answers."""
         app = web.Application(middlewares=[self.listening.watch, self.guard.answer])
-        app.add_routes([*ApiRoutes(self._parts).routes(), *page_routes()])
+        app.add_routes([*ApiRoutes(self._parts).routes(), *status_page_routes()])
         if (tier := self._parts.tier) is not None:
-            tier_routes = TierRoutes(tier, self._parts)
-            app.add_routes(tier_routes.routes())
-            app.middlewares.append(TierAnswers(tier, self._parts).answer)
-            app.on_shutdown.append(tier_routes.end)
+            peer_routes = PeerRoutes(tier, self._parts)
+            app.add_routes(peer_routes.routes())
+            app.middlewares.append(FanOutMiddleware(tier, self._parts).answer)
+            app.on_shutdown.append(peer_routes.end)
             app.on_cleanup.append(lambda _: tier.client.close())
         return app
 

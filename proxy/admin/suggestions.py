@@ -11,9 +11,9 @@ from aiohttp import web
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import Model, RowContext, iso, printable, size_text
-from proxy.admin.pages import PageBuilder, PageRequest, page_of
-from proxy.admin.replies import ApiError, json_reply, parsed
-from proxy.cluster.upstream import RefusedError, UpstreamError
+from proxy.admin.pagination import PageBuilder, PageRequest, page_request_of
+from proxy.admin.replies import ApiError, json_reply, parse_field
+from proxy.cluster.upstream import NonRetriableError, UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import RuleMatch, RuleTable
 from proxy.quota.values import parse_duration
@@ -241,15 +241,15 @@ def _rate(rate: float) -> str:
     return f"{size_text(rate, 3, 'TiB')}/s"
 
 
-async def suggestions_answer(parts: AdminParts, request: web.Request) -> web.Response:
+async def suggestions_reply(parts: AdminParts, request: web.Request) -> web.Response:
     """Answer by the rules in force, of what usage records say."""
-    (since, since_s), page, now_s = parse_since(request), page_of(request), time.time()
+    (since, since_s), page, now_s = parse_since(request), page_request_of(request), time.time()
     if parts.observe is None:
         what = "no usage is recorded, so there is nothing to suggest from"
         raise ApiError(404, what, NO_USAGE_FIX)
     try:
         observed = await parts.observe(since_s)
-    except (UpstreamError, RefusedError, StateError) as error:
+    except (UpstreamError, NonRetriableError, StateError) as error:
         raise ApiError(503, f"usage records cannot be read: {error}", READ_FIX) from None
     slices = parts.slices
     found = await suggest(observed, parts.quotas.table, slices, page)
@@ -265,7 +265,7 @@ async def suggestions_answer(parts: AdminParts, request: web.Request) -> web.Res
 def parse_since(request: web.Request) -> tuple[str, float]:
     """Read `?since=TIME`; return it as it was written, and in seconds."""
     since = request.query.get("since", DEFAULT_SINCE)
-    since_s = parsed("since", parse_duration, since)
+    since_s = parse_field("since", parse_duration, since)
     if since_s > MAX_SINCE_H * SECONDS_PER_HOUR:
         fix = f"write at most {MAX_SINCE_H}h; quota-proxy usage report takes more days"
         raise ApiError(400, f"since: it is more than {MAX_SINCE_H} h", fix)

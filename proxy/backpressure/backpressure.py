@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from metrics.clock import MS_PER_SECOND
-from metrics.exposition import FigureRows, FigureTable
-from proxy.progress.query import MAX_QUERIES, AcceptedReport, QueryProgress
+from metrics.exposition import MetricRows, MetricTable
+from proxy.progress.query import MAX_QUERIES, AcceptedReport, FollowedQuery
 from proxy.progress.query_registry import FORGET_AFTER_MS, Ownership, owns_all
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
-from proxy.quota.rules import AdaptiveBound, Rule, RuleMatch
+from proxy.quota.rules import AdaptiveSettings, Rule, RuleMatch
 from proxy.state import Json, Record, UnwrittenRecords
 from proxy.wire import list_offsets
 from proxy.wire.list_offsets import LookupRequest
 from proxy.wire.topic_partition import TopicPartition
 
-from .backpressure_record import BOUND_RECORDS, BackpressureRecord, read_bound_record
+from .backpressure_record import BOUND_RECORDS, BackpressureRecord, read_backpressure_record
 from .driver_view import UNPLANNED, DriverView
 from .drivers import Drivers, PartitionOffsets, QueryConnection
 from .measurements import BatchMeasurements
@@ -32,7 +32,7 @@ RETURN_FACTOR, RETURN_STEP_MS, RETURN_STEPS = 1.5, 2000.0, 10
 rule's own bound is in force, however far it is."""
 
 
-OF_BOUNDS = FigureTable(
+OF_BOUNDS = MetricTable(
     ("query",),
     {
         "adaptive_bound_bytes": (
@@ -288,7 +288,7 @@ class QueryBackpressure:
             self.clamp.resume(record, now_ms)
         self._enforce(now_ms)
 
-    def _begin_run(self, query: QueryProgress, run_id: str, now_ms: float) -> None:
+    def _begin_run(self, query: FollowedQuery, run_id: str, now_ms: float) -> None:
         if self._run_id is not None:
             done: dict[TopicPartition, int | None] | None = None
             if query.progress_id in (None, query.query_id):
@@ -370,7 +370,7 @@ class OffsetLookups(QueryConnection):
     __slots__ = ("_backpressure", "query")
 
     def __init__(
-        self, query: QueryProgress, backpressure: QueryBackpressure | None, opened_ms: float
+        self, query: FollowedQuery, backpressure: QueryBackpressure | None, opened_ms: float
     ) -> None:
         super().__init__(opened_ms)
         self.query = query
@@ -453,7 +453,7 @@ class OffsetLookups(QueryConnection):
         return view
 
 
-def _adaptive(rule: Rule) -> AdaptiveBound:
+def _adaptive(rule: Rule) -> AdaptiveSettings:
     assert rule.adaptive is not None, "Backpressure picks such rules only"
     return rule.adaptive
 
@@ -511,7 +511,7 @@ class Backpressure:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
         return list(self._by_client.get(client_id, ()))
 
-    def shown(self) -> FigureRows:
+    def shown(self) -> MetricRows:
         """List the rows of OF_BOUNDS: those of which a report has said the label."""
         labelled = {query.label: query for query in self._all() if query.label is not None}
         return [((label,), query) for label, query in labelled.items()]
@@ -546,7 +546,7 @@ class Backpressure:
         refused: list[str] = []
         for record in records:
             try:
-                kept = read_bound_record(record)
+                kept = read_backpressure_record(record)
                 identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
                 match = self._match(identity)
                 if match is None or match.entity != kept.entity:

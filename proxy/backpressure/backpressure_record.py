@@ -91,7 +91,7 @@ def by_topic(rows: Mapping[TopicPartition, Json]) -> dict[str, dict[str, Json]]:
     return nested
 
 
-def read_bound_record(record: Record) -> BackpressureRecord:
+def read_backpressure_record(record: Record) -> BackpressureRecord:
     """Read a record. Raises ValueError with what is wrong with it."""
     read = BOUND_RECORDS.read(record)
     if record.key != BOUND_RECORDS.key(read.client_id, read.entity):

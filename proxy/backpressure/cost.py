@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, NamedTuple, Self
 from pydantic import Field
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.rules import AdaptiveBound
+from proxy.quota.rules import AdaptiveSettings
 
 FIRST_NOISE, LEAST_NOISE, MOST_NOISE = 0.05, 0.02, 0.3
 """Standard deviation of a batch's time, as a part of it: until it is known; the least, the most."""
@@ -323,7 +323,7 @@ class CostEstimator:
 
     kept_as: ClassVar[str] = "cost"
     """See BackpressureRecord."""
-    _settings: AdaptiveBound
+    _settings: AdaptiveSettings
     _interval_ms: float = field(init=False)
     """0 while it is not known."""
     _cost: BatchCost | None = None
@@ -400,7 +400,7 @@ class CostEstimator:
             self._cost = cost if cost.is_sound else None
         self._plan_anew()
 
-    def update(self, settings: AdaptiveBound) -> None:
+    def update(self, settings: AdaptiveSettings) -> None:
         """Estimate by other settings from now on; what is known of the costs stays."""
         before_ms, self._settings = self._interval_ms, settings
         self._interval_ms = settings.batch_interval_ms or 0.0
@@ -516,7 +516,7 @@ class PidEstimator:
     CostEstimator for one that tells them apart.
     """
 
-    _settings: AdaptiveBound
+    _settings: AdaptiveSettings
     state: PidState | None = None
     """What a later process needs to go on; None before the first batch."""
     kept_as: ClassVar[str] = "estimator"
@@ -557,7 +557,7 @@ class PidEstimator:
         self.state = time_ms, rate, error
         return rate
 
-    def update(self, settings: AdaptiveBound) -> None:
+    def update(self, settings: AdaptiveSettings) -> None:
         """Estimate by other settings from now on; begin anew if they say something else here."""
         if _parameters(settings) != _parameters(self._settings):
             self.state = None

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.query import MAX_PARTITIONS, QueryProgress
+from proxy.progress.query import MAX_PARTITIONS, FollowedQuery
 from proxy.progress.report import TriggerKind
-from proxy.quota.shares import apportioned
+from proxy.quota.shares import apportion_by_weight
 from proxy.wire.topic_partition import TopicPartition
 
 from .drivers import NO_CONNECTION, REFUSED_GROWTH, Drivers, PartitionOffsets, QueryConnection
@@ -55,7 +55,7 @@ UNPLANNED = (TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME, TriggerKind.OTHER)
 class DriverView:
     """A driver at the moment of a look-up."""
 
-    query: QueryProgress
+    query: FollowedQuery
     drivers: Drivers
     measurements: BatchMeasurements
     keys: Collection[TopicPartition] = ()
@@ -296,7 +296,7 @@ class DriverView:
                 base = base if done is None else max(base or 0, done)
             if base is not None:
                 bases[key], lags[key] = base, max(0, log_end - base)
-        parts = apportion(fitting, lags) if fitting else dict.fromkeys(lags, 0)
+        parts = split_by_lag(fitting, lags) if fitting else dict.fromkeys(lags, 0)
         offsets = max(fitting, sum(lag > 0 for lag in lags.values())) if fitting else 0
         if offsets > fitting:
             why += f"; each of {offsets:,} partitions gets one"
@@ -371,7 +371,7 @@ class DriverView:
         return -math.inf if read_ms is None else read_ms
 
 
-def apportion(total: int, lags: PartitionOffsets) -> dict[TopicPartition, int]:
+def split_by_lag(total: int, lags: PartitionOffsets) -> dict[TopicPartition, int]:
     """Share `total` out in proportion to lag, at least 1 to each partition that has any.
 
     Both of Spark's own limiters do so: in proportion alone, a partition with little lag would get
@@ -394,10 +394,10 @@ def apportion(total: int, lags: PartitionOffsets) -> dict[TopicPartition, int]:
         whole -= lagging[small][0]
         small += 1
     in_order = dict(sorted((key, lag) for lag, key in lagging[small:]))
-    return made | apportioned(left, in_order)
+    return made | apportion_by_weight(left, in_order)
 
 
-class Decision(NamedTuple):
+class LookupDecision(NamedTuple):
     """When it applies, what the driver gets then, and what its answer waits for."""
 
     applies: Callable[[DriverView], bool]
@@ -437,21 +437,25 @@ _UNPLANNED = "its trigger plans no batches that could be bounded"
 _MORE = "the driver asked again and read nothing: it knows more than is known here"
 
 DECISIONS = (
-    Decision(lambda of: of.drivers.detached, "no adaptive rule applies"),
-    Decision(lambda of: of.drivers.awaits_run, _NOT_HEARD, _after_restart(RESUME_WAIT_MS)),
-    Decision(lambda of: of.query.ended, "the run has ended", DriverView.until_started),
-    Decision(lambda of: of.silent_ms is None, _NOT_HEARD, DriverView.until_started),
-    Decision(_is_silent, "no report for {silent}", None),
-    Decision(lambda of: of.query.trigger_kind in READS_ONCE, _ONCE, DriverView.until_proved),
-    Decision(lambda of: of.query.trigger_kind in UNPLANNED, _UNPLANNED, DriverView.until_proved),
-    Decision(_may_read_to_the_end, "no batch of this run was reported yet"),
-    Decision(_may_be_anyones, _NEWER, DriverView.until_proved),
-    Decision(lambda of: of.rate is None, "no rate is known yet"),
-    Decision(lambda of: of.interval_ms is None, "the trigger interval is not known yet"),
-    Decision(lambda of: of.knows_more, _MORE, None),
-    Decision(lambda of: of.may_miss_ends and of.is_lifeless, None, _after_restart(LIFE_WAIT_MS)),
-    Decision(lambda of: of.may_miss_ends, None, DriverView.until_report),
-    Decision(_may_be_unreported, None, DriverView.until_report),
-    Decision(lambda _: True, None),
+    LookupDecision(lambda of: of.drivers.detached, "no adaptive rule applies"),
+    LookupDecision(lambda of: of.drivers.awaits_run, _NOT_HEARD, _after_restart(RESUME_WAIT_MS)),
+    LookupDecision(lambda of: of.query.ended, "the run has ended", DriverView.until_started),
+    LookupDecision(lambda of: of.silent_ms is None, _NOT_HEARD, DriverView.until_started),
+    LookupDecision(_is_silent, "no report for {silent}", None),
+    LookupDecision(lambda of: of.query.trigger_kind in READS_ONCE, _ONCE, DriverView.until_proved),
+    LookupDecision(
+        lambda of: of.query.trigger_kind in UNPLANNED, _UNPLANNED, DriverView.until_proved
+    ),
+    LookupDecision(_may_read_to_the_end, "no batch of this run was reported yet"),
+    LookupDecision(_may_be_anyones, _NEWER, DriverView.until_proved),
+    LookupDecision(lambda of: of.rate is None, "no rate is known yet"),
+    LookupDecision(lambda of: of.interval_ms is None, "the trigger interval is not known yet"),
+    LookupDecision(lambda of: of.knows_more, _MORE, None),
+    LookupDecision(
+        lambda of: of.may_miss_ends and of.is_lifeless, None, _after_restart(LIFE_WAIT_MS)
+    ),
+    LookupDecision(lambda of: of.may_miss_ends, None, DriverView.until_report),
+    LookupDecision(_may_be_unreported, None, DriverView.until_report),
+    LookupDecision(lambda _: True, None),
 )
 """The first that applies is taken; docs/spark.md has the same rows."""

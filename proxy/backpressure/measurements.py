@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.offset_ranges import RangeSet
 from proxy.progress.report import BatchReport
-from proxy.quota.rules import AdaptiveBound
+from proxy.quota.rules import AdaptiveSettings
 from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
 
@@ -193,7 +193,7 @@ def queued_ms(waiting_ms: float, processing_ms: float, interval_ms: float) -> fl
 class BatchMeasurements:
     """What is measured of one query, over all its runs, by the settings of its rule."""
 
-    def __init__(self, settings: AdaptiveBound) -> None:
+    def __init__(self, settings: AdaptiveSettings) -> None:
         self.rule = self._settings = settings
         self.interval = TriggerInterval()
         self._reading_held = RangeSet[float](MAX_HOLDS)
@@ -236,7 +236,7 @@ class BatchMeasurements:
         """
         return self.offsets_per_record.value or 1.0
 
-    def update(self, rule: AdaptiveBound) -> None:
+    def update(self, rule: AdaptiveSettings) -> None:
         """Measure by these settings from now on, and the query's own interval if they have none."""
         is_same, self.rule, before = rule is self.rule, rule, self._settings
         interval_ms = self.interval_ms

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.events import ProgressEventKind
-from proxy.progress.query import QueryProgress
+from proxy.progress.query import FollowedQuery
 from proxy.progress.report import TriggerKind
 from proxy.quota.entities import DEFAULT, ClientIdentity
 from proxy.quota.rules import Rule, RuleTable
@@ -27,7 +27,7 @@ UNSHAPED: dict[TriggerKind | None, str] = {
 
 
 def advise(
-    query: QueryProgress,
+    query: FollowedQuery,
     table: RuleTable,
     rule: Rule | None,
     *,
@@ -74,7 +74,7 @@ def _names_client(rule: Rule) -> bool:
     return rule.client_id != DEFAULT or rule.adaptive is not None
 
 
-def _unread(query: QueryProgress, knows_client: Callable[[str], bool]) -> str | None:
+def _unread(query: FollowedQuery, knows_client: Callable[[str], bool]) -> str | None:
     """Return what to do about a query that has read, but not with the client id it is known by."""
     client_id, name = query.client_id, query.reported_name
     if not query.has_read or knows_client(client_id):
@@ -92,7 +92,7 @@ def _unread(query: QueryProgress, knows_client: Callable[[str], bool]) -> str | 
 
 
 def _unnamed(
-    query: QueryProgress, table: RuleTable, knows_client: Callable[[str], bool]
+    query: FollowedQuery, table: RuleTable, knows_client: Callable[[str], bool]
 ) -> str | None:
     """Return what to do about a query that nothing names; None while it may read past the proxy."""
     client_id, name = query.client_id, query.reported_name
@@ -111,7 +111,7 @@ def _unnamed(
     )
 
 
-def _interval(query: QueryProgress, interval_ms: float | None) -> str | None:
+def _interval(query: FollowedQuery, interval_ms: float | None) -> str | None:
     real_ms, is_timed = query.trigger_interval_ms, query.trigger_kind is TriggerKind.PROCESSING_TIME
     if not (is_timed and real_ms and interval_ms) or interval_ms == real_ms:
         return None

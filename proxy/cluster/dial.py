@@ -60,7 +60,7 @@ async def connect_to_first(
         raise failed.exceptions[-1] from None
 
 
-async def secure(
+async def start_tls(
     sock: socket.socket, server: Address, tls: ssl.SSLContext | None, timeout_s: float
 ) -> socket.socket:
     """Return the connection to this server, after a TLS handshake if `tls` says how.

@@ -22,10 +22,17 @@ from uuid import UUID
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from .broker_connection import CLIENT_ID, BrokerConnection
-from .dial import connect_to_first, secure
+from .dial import connect_to_first, start_tls
 from .login import Login
 from .resolver import Resolver
-from .upstream import CONNECTION_CLOSED, LOGIN_REFUSED, LOOP, Address, UpstreamError, explain_loop
+from .upstream import (
+    CONNECTION_CLOSED,
+    LOGIN_REFUSED,
+    LOOP,
+    Address,
+    UpstreamError,
+    explain_self_loop,
+)
 
 ANSWER_TIMEOUT_S = 5.0
 """To connect, and for each answer."""
@@ -110,7 +117,7 @@ class Bootstrap:
         for server in servers or self.servers:
             try:
                 if server in self.loops and not (probes and servers):
-                    raise UpstreamError(LOOP, explain_loop(server))
+                    raise UpstreamError(LOOP, explain_self_loop(server))
                 if login is not None:
                     login.check(server)
                 left.append(server)
@@ -123,7 +130,7 @@ class Bootstrap:
                 errors.append(error)
                 break
             try:
-                sock = await secure(sock, server, self.tls, limit_s)
+                sock = await start_tls(sock, server, self.tls, limit_s)
                 connection = BrokerConnection(sock, server)
                 if probes:
                     connection.client_id = f"{self._probe_id}-{server[0]}:{server[1]}"
@@ -319,7 +326,7 @@ def chunks_by_topic(
         yield topics
 
 
-def named(partitions: Iterable[Partition]) -> str:
+def format_partitions(partitions: Iterable[Partition]) -> str:
     """Return the names of the first few, and how many more there are."""
     ordered = sorted(partitions)
     text = ", ".join(f"{topic}-{number}" for topic, number in ordered[:MAX_NAMED])

@@ -34,7 +34,7 @@ class UpstreamError(Exception):
         self.reason = reason
 
 
-class RefusedError(Exception):
+class NonRetriableError(Exception):
     """A broker said no, and will again."""
 
     def __init__(self, message: str, error_code: int) -> None:
@@ -42,7 +42,7 @@ class RefusedError(Exception):
         self.error_code = error_code
 
 
-def explain_loop(address: Address) -> str:
+def explain_self_loop(address: Address) -> str:
     """Return, for people, that an address leads to this proxy itself, and how to mend it."""
     fix = "name brokers in cluster.bootstrap_servers, and in the brokers' advertised.listeners"
     return f"{address[0]}:{address[1]} is this proxy itself; fix: {fix}"

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config.descriptors import share_files
+from proxy.config.descriptors import share_descriptors
 from proxy.config.document import key_path
 from proxy.config.endpoints import MACHINE_PLACEHOLDER, ip_address
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.secrets import PUBLIC_FILES, named_files
-from proxy.pipeline.graph import PipelineGraph, find_endless
+from proxy.pipeline.graph import PipelineGraph, find_permanent_holds
 from proxy.quota.entities import (
     DEFAULT,
     FORESEEN_KINDS,
@@ -25,7 +25,7 @@ from proxy.quota.entities import (
     QuotaKind,
 )
 from proxy.quota.fields import fields_of, yaml_key
-from proxy.quota.rules import AdaptiveBound, Budget, QuotaSettings, Rule, RuleTable, Share
+from proxy.quota.rules import AdaptiveSettings, Budget, QuotaSettings, Rule, RuleTable, Share
 from proxy.quota.scheduled_rules import ScheduledSettings, by_title
 from proxy.quota.shares import Claim, divide_fairly
 from proxy.quota.validation import TOPIC_KEYS
@@ -53,7 +53,7 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     yield from find_unenforced(config.quota_settings)
     if config.cluster.shows_password:
         yield f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}"
-    yield from find_start_hints(config)
+    yield from find_logged_hints(config)
     yield from find_loops_to_self(config)
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
@@ -63,7 +63,7 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     yield from find_pipeline_hints(config, table)
 
 
-def find_start_hints(config: Config) -> Iterator[str]:
+def find_logged_hints(config: Config) -> Iterator[str]:
     """Yield a line for each thing that a start logs as well: what is surely not wanted so."""
     if config.throttle.max_delay_ms >= REQUEST_TIMEOUT_S * MS_PER_SECOND:
         held = format_ms(config.throttle.max_delay_ms)
@@ -73,7 +73,7 @@ def find_start_hints(config: Config) -> Iterator[str]:
             "default; fix: write 20s; what is left of a hold goes into the next one"
         )
     yield from find_unfit_names(config)
-    if (hint := share_files(config).hint) is not None:
+    if (hint := share_descriptors(config).hint) is not None:
         yield hint
     yield from find_exposed(named_files(config, but=PUBLIC_FILES))
     if not config.admin.read_needs_token:
@@ -252,7 +252,7 @@ def find_pipeline_hints(config: Config, table: RuleTable) -> Iterator[str]:
                     f"pipeline {settings.name!r}: {node} cannot be held, no rule gives client-id "
                     f"{client_id!r} a {lack}"
                 )
-        yield from find_endless(graph)
+        yield from find_permanent_holds(graph)
 
 
 def explain_quotas(config: Config, table: RuleTable, identity: ClientIdentity) -> Iterator[str]:
@@ -290,7 +290,7 @@ def _share(share: Share) -> str:
     return f"that at most; shares {share.budget.title} with weight {share.weight:g}{guaranteed}"
 
 
-def _adaptive(adaptive: AdaptiveBound) -> str:
+def _adaptive(adaptive: AdaptiveSettings) -> str:
     most = f" to {adaptive.max_rate:g}" if adaptive.max_rate is not None else " or more"
     interval = "the interval that they show"
     if adaptive.batch_interval_ms is not None:

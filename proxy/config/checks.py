@@ -9,8 +9,8 @@ from proxy.config.models import AUTO, Config
 from proxy.pipeline import graph
 from proxy.quota.fields import (
     OTHER_PLACE,
-    Conflict,
     Loc,
+    SectionProblem,
     find_repeated,
     find_unknown_names,
     find_used_twice,
@@ -35,14 +35,16 @@ class _PortClaim:
         return overlap and _hosts_meet(self.host, other.host)
 
 
-def find_contradictions(config: Config) -> Iterator[Conflict]:
+def find_config_problems(config: Config) -> Iterator[SectionProblem]:
     """Yield what is wrong between the sections; each of them is sound by itself."""
     yield from find_used_twice(("listeners",), config.listeners, "name", "listener")
     claims = list(_claims(config))
     for earlier, claim in combinations(claims, 2):
         if claim.clashes_with(earlier):
             message = f"{claim} and {earlier} ({OTHER_PLACE}) overlap"
-            yield Conflict(claim.loc, message, "choose ports that do not overlap", earlier.loc)
+            yield SectionProblem(
+                claim.loc, message, "choose ports that do not overlap", earlier.loc
+            )
     yield from _own_servers(config, claims)
     for key in ("name", "commit_group"):
         yield from find_used_twice(("queries",), config.queries, key, "query")
@@ -57,11 +59,11 @@ def find_contradictions(config: Config) -> Iterator[Conflict]:
         if count > most:
             message = f"{what.format(count)}, more than limits.max_client_entities, {most}"
             fix = "remove some, or raise limits.max_client_entities"
-            yield Conflict((section,), message, fix)
+            yield SectionProblem((section,), message, fix)
     usage, state = config.usage, config.state
     if usage is not None and state.kind == "kafka" and usage.topic == state.topic:
         fix = "write another name, such as quota-proxy-usage"
-        yield Conflict(("usage", "topic"), "is also the topic of the state", fix)
+        yield SectionProblem(("usage", "topic"), "is also the topic of the state", fix)
     names = [listener.name for listener in config.listeners]
     asked = enumerate(rule.listener for rule in config.quotas.rules)
     located = ((("quotas", "rules", at, "listener"), name) for at, name in asked)
@@ -88,7 +90,7 @@ def _claims(config: Config) -> Iterator[_PortClaim]:
         yield _PortClaim(("admin", "bind"), "the admin server", bind.host, ports)
 
 
-def _own_servers(config: Config, claims: Iterable[_PortClaim]) -> Iterator[Conflict]:
+def _own_servers(config: Config, claims: Iterable[_PortClaim]) -> Iterator[SectionProblem]:
     """Yield that a bootstrap server is this proxy: it would connect to itself without end."""
     for at, server in enumerate(config.cluster.bootstrap_servers):
         for claim in claims:
@@ -96,7 +98,7 @@ def _own_servers(config: Config, claims: Iterable[_PortClaim]) -> Iterator[Confl
             if ports.first <= server.port <= ports.last and _is_reached_at(claim.host, server.host):
                 message = f"{shown(str(server))}, {claim}, is this proxy itself"
                 loc = ("cluster", "bootstrap_servers", at)
-                yield Conflict(loc, message, "write the address of a broker")
+                yield SectionProblem(loc, message, "write the address of a broker")
                 break
 
 
@@ -120,7 +122,7 @@ def _is_reached_at(bound: str, host: str) -> bool:
     return address == other or (is_any and address.version == other.version)
 
 
-def _same_clients(config: Config) -> Iterator[Conflict]:
+def _same_clients(config: Config) -> Iterator[SectionProblem]:
     queries = config.queries
     clients = ((("queries", at), query.client_id) for at, query in enumerate(queries))
     for loc, client_id, earlier in find_repeated(clients):
@@ -129,50 +131,50 @@ def _same_clients(config: Config) -> Iterator[Conflict]:
         if any(query.client_id != query.name for query in pair):
             message = f"{shown(client_id)} is also the client-id of {OTHER_PLACE}"
             fix = "give each query a client-id of its own; it is the name where none is written"
-            yield Conflict((*loc, "client-id"), message, fix, earlier)
+            yield SectionProblem((*loc, "client-id"), message, fix, earlier)
 
 
-def _too_few_ports(config: Config) -> Iterator[Conflict]:
+def _too_few_ports(config: Config) -> Iterator[SectionProblem]:
     """Yield that there are fewer ports for brokers, or behind the admin port, than workers."""
     workers, highest = config.worker_count, endpoints.MAX_PORT
     those = f"{workers} workers" + (" (auto)" if config.workers == AUTO else "")
     if workers > 1 and config.admin.bind.port + workers > highest:
         message = f"{those} need as many ports behind it, and {highest} is the last one"
-        yield Conflict(("admin", "bind"), message, f"write a port up to {highest - workers}")
+        yield SectionProblem(("admin", "bind"), message, f"write a port up to {highest - workers}")
     for at, listener in enumerate(config.listeners if workers > 1 else ()):
         loc, ports = ("listeners", at, "broker_ports"), listener.broker_ports
         if ports is None:
             message = f"is missing, and each of {those} needs a port of its own"
             fix = f"add it with {workers} ports, for example: broker_ports: 19100-"
-            yield Conflict(loc, message, fix + str(19099 + workers))
+            yield SectionProblem(loc, message, fix + str(19099 + workers))
         elif not ports.any_free and len(ports) < workers:
             message = f"{ports} has {ports.count}, too few for {those}"
             each = "one for each worker" + ("" if listener.sni else " and broker")
             fix = f"write {workers} ports or more, {each}, or fewer workers"
-            yield Conflict(loc, message, fix)
+            yield SectionProblem(loc, message, fix)
 
 
-def _tier_conflicts(config: Config) -> Iterator[Conflict]:
+def _tier_conflicts(config: Config) -> Iterator[SectionProblem]:
     """Yield that machines of a tier cannot read its state, or may not ask each other."""
     kind, admin = config.state.kind, config.admin
     if kind != "kafka":
         message = f"needs state.kind: kafka, which all its machines can read, not {kind}"
-        yield Conflict(("tier",), message, "write state: {kind: kafka, topic: NAME}")
+        yield SectionProblem(("tier",), message, "write state: {kind: kafka, topic: NAME}")
     is_guarded = bool(admin.tokens) or not admin.bind.is_loopback
     if is_guarded and admin.token_file is None:
         message = "needs admin.token_file: with its token the machines ask each other"
-        yield Conflict(("tier",), message, "write one token for all into that file")
+        yield SectionProblem(("tier",), message, "write one token for all into that file")
 
 
-def _names_without_tier(config: Config) -> Iterator[Conflict]:
+def _names_without_tier(config: Config) -> Iterator[SectionProblem]:
     """Yield that there are several workers without a tier, and names of its machines."""
     if config.worker_count > 1:
         message = f"{config.worker_count} workers are members of a tier, and there is no tier"
         fix = "add tier: {name: NAME} and state: {kind: kafka, topic: NAME}, or 1 worker"
-        yield Conflict(("workers",), message, fix)
+        yield SectionProblem(("workers",), message, fix)
     for at, listener in enumerate(config.listeners):
         for keys, name in listener.names.items():
             if endpoints.MACHINE_PLACEHOLDER in name:
                 message = f"{shown(name)} names a machine of a tier, and there is no tier"
                 fix = "add tier: {name: NAME}, or write the name"
-                yield Conflict(("listeners", at, *keys), message, fix)
+                yield SectionProblem(("listeners", at, *keys), message, fix)

@@ -19,7 +19,7 @@ LEAST_ADMIN_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class FileShares:
+class DescriptorShares:
     """How many connections of clients, and to the admin port, there is room for, 1 or more each."""
 
     clients: int
@@ -41,7 +41,7 @@ class FileShares:
         )
 
 
-def share_files(config: Config) -> FileShares:
+def share_descriptors(config: Config) -> DescriptorShares:
     """Return how the files that the system allows are shared.
 
     So many clients are let in that there is always a file left for an operator, a broker and the
@@ -56,4 +56,4 @@ def share_files(config: Config) -> FileShares:
     needed = ports + OTHER_FILES + admin + clients * FILES_PER_CLIENT
     admin = max(min(admin, allowed // LEAST_ADMIN_SHARE), 1)
     left = (allowed - ports - OTHER_FILES - admin) // FILES_PER_CLIENT
-    return FileShares(max(min(clients, left), 1), admin, allowed, needed)
+    return DescriptorShares(max(min(clients, left), 1), admin, allowed, needed)

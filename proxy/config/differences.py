@@ -50,7 +50,7 @@ def _cut(found: Sequence[tuple[str, Any, Any]]) -> tuple[ShownValues, ShownValue
     return was, is_now
 
 
-def count_rules(before: Config, after: Config) -> str:
+def describe_rule_counts(before: Config, after: Config) -> str:
     """Return how many rules there were, are, and came or went; empty where none did either."""
     old, new = ({_name(rule) for rule in config.quotas.rules} for config in (before, after))
     counts = (len(new - old), "added"), (len(old - new), "removed")

@@ -26,7 +26,7 @@ WHOLE_FILE = 0
 """The line number of a problem that concerns the file and no line of it."""
 
 
-def in_yaml(text: str) -> str:
+def quote_for_yaml(text: str) -> str:
     """Write text for YAML: in quotes where it would be taken for something else."""
     try:
         is_itself = yaml.safe_load(f"[{text}]") == [text]

@@ -69,7 +69,7 @@ def _is_readable(fd: int, within_s: float) -> bool:
     return bool(poll.poll(max(within_s, 0.0) * MS_PER_SECOND))
 
 
-def resolve(value: object, info: ValidationInfo) -> Path:
+def resolve_path(value: object, info: ValidationInfo) -> Path:
     """Return a path; a relative one starts at the directory that is the validation context."""
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise BadValueError(f"{shown(value)} is not a path", "write the path of a file")
@@ -207,7 +207,7 @@ def _checked_by(check: Callable[[Path], object]) -> AfterValidator:
     return AfterValidator(checked)
 
 
-FilePath = Annotated[Path, BeforeValidator(resolve)]
+FilePath = Annotated[Path, BeforeValidator(resolve_path)]
 CertificateFile = Annotated[FilePath, _checked_by(check_certificates)]
 PasswordFile = Annotated[FilePath, _checked_by(read_password)]
 HashKeyFile = Annotated[FilePath, _checked_by(read_hash_key)]

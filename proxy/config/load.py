@@ -9,7 +9,7 @@ from typing import Final, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from proxy.config.checks import find_contradictions
+from proxy.config.checks import find_config_problems
 from proxy.config.document import (
     ConfigError,
     ConfigProblem,
@@ -20,9 +20,9 @@ from proxy.config.document import (
 from proxy.config.models import Config
 from proxy.quota.fields import (
     OTHER_PLACE,
-    Conflict,
-    ConflictError,
     Loc,
+    SectionProblem,
+    SectionProblemsError,
     fields_of,
     keys_of_section,
 )
@@ -50,7 +50,7 @@ def load_config(path: Path) -> Config:
         problems += (each for detail in details for each in _problems(document, detail))
     else:
         if not document.empty:
-            problems += (_conflict(document, (), each) for each in find_contradictions(config))
+            problems += (_conflict(document, (), each) for each in find_config_problems(config))
     problems += (
         document.problem(loc, "has no value", "give it a value or remove it")
         for loc in document.empty
@@ -68,7 +68,7 @@ def _problems(document: YamlDocument, detail: ErrorDetails) -> Iterator[ConfigPr
     is_known_key = detail["type"] not in _UNKNOWN_KEY
     # A key without a value, or one that is misread, is one mistake, whatever the model says.
     reported = {problem.key for problem in document.problems}
-    if isinstance(reason, ConflictError):
+    if isinstance(reason, SectionProblemsError):
         if not any(empty[: len(loc)] == loc for empty in document.empty):
             yield from (_conflict(document, loc, each) for each in reason.args)
     elif detail["type"] != _NOT_CALLED and not (
@@ -77,7 +77,7 @@ def _problems(document: YamlDocument, detail: ErrorDetails) -> Iterator[ConfigPr
         yield document.problem(loc, *_words(detail))
 
 
-def _conflict(document: YamlDocument, section: Loc, conflict: Conflict) -> ConfigProblem:
+def _conflict(document: YamlDocument, section: Loc, conflict: SectionProblem) -> ConfigProblem:
     other = (*section, *conflict.other)
     place = f"{key_path(other)} on line {document.line(other)}"
     message = conflict.message.replace(OTHER_PLACE, place)

@@ -21,7 +21,14 @@ from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import STUCK_AFTER_MS, ProgressSettings, QuerySettings
 from proxy.progress.report import ANY_REST
 from proxy.quota import fields
-from proxy.quota.fields import Conflict, Loc, find_bad, not_empty, rejecting, required_field
+from proxy.quota.fields import (
+    Loc,
+    SectionProblem,
+    catch_bad_value,
+    not_empty,
+    rejecting,
+    required_field,
+)
 from proxy.quota.rules import QuotaSettings
 from proxy.quota.values import BadValueError
 from proxy.relay.services import Limits
@@ -108,15 +115,15 @@ class ClusterTls(fields.ConfigSection):
     cert_file: files.CertificateFile | None = None
     key_file: files.KeyFile | None = None
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         at, cert_file, key_file = ("key_file",), self.cert_file, self.key_file
         if cert_file and key_file:
-            yield from find_bad(at, files.check_key_pair, cert_file, key_file)
+            yield from catch_bad_value(at, files.check_key_pair, cert_file, key_file)
         elif cert_file:
-            yield Conflict(at, "is missing, and cert_file is of no use alone", "add key_file")
+            yield SectionProblem(at, "is missing, and cert_file is of no use alone", "add key_file")
         elif key_file:
             fix = "add cert_file or remove key_file"
-            yield Conflict(at, "is of no use without cert_file", fix)
+            yield SectionProblem(at, "is of no use without cert_file", fix)
 
 
 class ClusterSasl(fields.ConfigSection):
@@ -152,8 +159,10 @@ class ServerTls(fields.ConfigSection):
     key_file: files.KeyFile = required_field("key_file: server.key")
     ca_file: files.CertificateFile | None = None
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
-        yield from find_bad(("key_file",), files.check_key_pair, self.cert_file, self.key_file)
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+        yield from catch_bad_value(
+            ("key_file",), files.check_key_pair, self.cert_file, self.key_file
+        )
 
 
 class ListenerTls(ServerTls):
@@ -216,13 +225,13 @@ class StateSection(fields.ConfigSection):
     topic: fields.Topic = "quota-proxy-state"
     on_damage: Literal["refuse", "start_empty"] = "refuse"
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         for key, kind in STATE_KEYS.items():
             if key in self.model_fields_set and kind != self.kind:
                 message = f"is of no use to kind {self.kind}, which {STATE_KINDS[self.kind]}"
-                yield Conflict((key,), message, f"remove it, or write kind: {kind}")
+                yield SectionProblem((key,), message, f"remove it, or write kind: {kind}")
         if self.kind == "sqlite":
-            yield from find_bad(("path",), files.check_database, self.path)
+            yield from catch_bad_value(("path",), files.check_database, self.path)
 
 
 class TokenSection(fields.ConfigSection):
@@ -242,13 +251,13 @@ class TokenSection(fields.ConfigSection):
         | None
     ) = None
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         if self.queries is not None and "report" not in self.rights:
             fix = "remove it, or add report to rights"
-            yield Conflict(("queries",), "is of no use without the right report", fix)
+            yield SectionProblem(("queries",), "is of no use without the right report", fix)
         elif sum(len(quote(each, safe="")) for each in self.queries or ()) > MAX_PATTERN_BYTES:
             fix = "write beginnings of names, such as team-a-*"
-            yield Conflict(("queries",), "is too long", fix)
+            yield SectionProblem(("queries",), "is too long", fix)
 
 
 class AdminSection(fields.ConfigSection):
@@ -270,21 +279,21 @@ class AdminSection(fields.ConfigSection):
     head_timeout: fields.Duration = 10.0
     idle_timeout: fields.Duration = 75.0
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         at, readers = ("token_file",), [each for each in self.tokens if "read" in each.rights]
         if self.token_file is None and not self.tokens and not self.bind.is_loopback:
             fix = "add token_file, or bind to 127.0.0.1"
-            yield Conflict(at, f"is missing, and others can reach {self.bind}", fix)
+            yield SectionProblem(at, f"is missing, and others can reach {self.bind}", fix)
         token_files = [each.token_file for each in self.tokens]
         same = files.find_same_token(
             [*token_files, *([self.token_file] if self.token_file else ())]
         )
         if same is not None:
             message = f"and admin.tokens hold one token twice, in {same[0]} and {same[1]}"
-            yield Conflict(at, message, "put a token of its own into each file")
+            yield SectionProblem(at, message, "put a token of its own into each file")
         if self.read_needs_token and not readers and self.token_file is None:
             fix = "add token_file, or a token with the right read"
-            yield Conflict(("read_needs_token",), "is set, and no token may read", fix)
+            yield SectionProblem(("read_needs_token",), "is set, and no token may read", fix)
 
 
 class TierSection(fields.ConfigSection):

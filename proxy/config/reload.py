@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from structlog import get_logger
 
 from proxy.config import Config, ConfigError, load_config
-from proxy.config.differences import count_rules
+from proxy.config.differences import describe_rule_counts
 from proxy.config.files import read_bytes
 from proxy.config.secrets import Secrets, named_files, read_secrets
 from proxy.quota.values import BadValueError
@@ -170,7 +170,7 @@ class Reloader:
     def _read(self) -> tuple[Config, Secrets, str]:
         """Return what is written now, and how many rules come and go with it."""
         config = load_config(self._path)
-        return config, read_secrets(self._at_start), count_rules(self._in_force, config)
+        return config, read_secrets(self._at_start), describe_rule_counts(self._in_force, config)
 
     def _hung(self, limit_s: float) -> None:
         """Record once that the files hang; when they answer again, a load follows."""

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, StrictBool
 
 from proxy.quota import fields
 from proxy.quota.entities import FORESEEN_KINDS, QuotaKind
-from proxy.quota.fields import Conflict, required_field
-from proxy.quota.rules import MOST_LEVELS, AdaptiveBound, Budget, Rule, RuleKeys, Share
+from proxy.quota.fields import SectionProblem, required_field
+from proxy.quota.rules import MOST_LEVELS, AdaptiveSettings, Budget, Rule, RuleKeys, Share
 from proxy.quota.schedules import When, find_overlapping
 from proxy.quota.validation import RULE_KEYS
 from proxy.quota.values import format_ms, format_number, format_size, shown
@@ -35,7 +35,7 @@ def _default_hold_ms(data: dict[str, Any]) -> float:
 class AdaptiveSection(fields.ConfigSection):
     """How a rule's `consumer_byte_rate` follows the rate at which a query processes.
 
-    None stands for no limit, or for the default of AdaptiveBound.
+    None stands for no limit, or for the default of AdaptiveSettings.
     """
 
     min_rate: fields.RecordRate = 100.0
@@ -50,20 +50,20 @@ class AdaptiveSection(fields.ConfigSection):
     initial_rate: fields.RecordRate | None = None
     hold_ms: fields.Milliseconds = Field(default_factory=_default_hold_ms)
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         low, high = format_number(self.min_rate), format_number(self.max_rate or 0.0)
         for key, rate in (("max_rate", self.max_rate), ("initial_rate", self.initial_rate)):
             own = format_number(rate or 0.0)
             if rate is not None and rate < self.min_rate:
                 fix = f"write at least {low}, or a min_rate of at most {own}"
-                yield Conflict((key,), f"{own} is below min_rate, {low}", fix)
+                yield SectionProblem((key,), f"{own} is below min_rate, {low}", fix)
             elif rate is not None and self.min_rate <= (self.max_rate or 0.0) < rate:
                 fix = f"write at most {high}, or a max_rate of at least {own}"
-                yield Conflict((key,), f"{own} is above max_rate, {high}", fix)
+                yield SectionProblem((key,), f"{own} is above max_rate, {high}", fix)
         gains = _given_gains(vars(self))
         if self.estimator == "cost" and gains:
             fix = f"write pid, or leave {' and '.join(gains)} out"
-            yield Conflict(("estimator",), f"cost has no {gains[0]}: that is of pid", fix)
+            yield SectionProblem(("estimator",), f"cost has no {gains[0]}: that is of pid", fix)
         interval_ms = self.batch_interval_ms or 0.0
         if self.hold_ms <= interval_ms:
             own, interval, enough = map(
@@ -71,7 +71,7 @@ class AdaptiveSection(fields.ConfigSection):
             )
             message = f"{own} is not longer than batch_interval, {interval}: each report would come"
             fix = f"write {enough} or more, or leave it out"
-            yield Conflict(("hold",), f"{message} too late", fix)
+            yield SectionProblem(("hold",), f"{message} too late", fix)
 
 
 class HasBounds(fields.Settings):
@@ -97,13 +97,13 @@ class BudgetSection(HasBounds, fields.ConfigSection):
     enforce: StrictBool = True
     when: When | None = None
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         if self.budget is None:
             if not self.bounds:
                 fix = "add consumer_byte_rate or producer_byte_rate, or the budget that it is in"
-                yield Conflict((), "sets no rate, and is in no budget that does", fix)
+                yield SectionProblem((), "sets no rate, and is in no budget that does", fix)
             if self.weight is not None:
-                yield missing_budget_conflict("weight")
+                yield missing_budget_problem("weight")
 
 
 def share_of(
@@ -116,9 +116,11 @@ def share_of(
     return Share(budgets[of.budget], weight, guaranteed)
 
 
-def missing_budget_conflict(key: str) -> Conflict:
+def missing_budget_problem(key: str) -> SectionProblem:
     """Return what is wrong with a share of nothing."""
-    return Conflict((key,), "is of no use without budget", "name the budget that it is a share of")
+    return SectionProblem(
+        (key,), "is of no use without budget", "name the budget that it is a share of"
+    )
 
 
 _BOUND_FIELDS: list[Any] = [
@@ -151,14 +153,14 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no class tha
         keys = self.keys
         return {key: keys[key] for key in RULE_KEYS if key in keys}
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         is_adaptive, shares = self.adaptive is not None, self.budget is not None
         for problem in self.find_problems(self.bounds, adaptive=is_adaptive, shares=shares):
             path = (problem.key,) if problem.key else ()
-            yield Conflict(path, problem.message, problem.fix)
+            yield SectionProblem(path, problem.message, problem.fix)
         for key in ("guaranteed", "weight") if self.budget is None else ():
             if getattr(self, key) is not None:
-                yield missing_budget_conflict(key)
+                yield missing_budget_problem(key)
 
 
 class QuotasSection(fields.ConfigSection):
@@ -171,18 +173,18 @@ class QuotasSection(fields.ConfigSection):
     budgets: tuple[BudgetSection, ...] = ()
     rules: tuple[RuleSection, ...] = ()
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         keyed = [(tuple(rule.rule_keys.items()), rule.when) for rule in self.rules]
         always = ((("rules", at), keys) for at, (keys, when) in enumerate(keyed) if not when)
         for loc, keys, earlier in fields.find_repeated(always):
             words = ", ".join(f"{key}: {value}" for key, value in keys)
             message = f"is for the same clients ({words}) as {fields.OTHER_PLACE}"
-            yield Conflict(loc, message, "put the quotas of both into one rule", earlier)
+            yield SectionProblem(loc, message, "put the quotas of both into one rule", earlier)
         located = ((("rules", at), keys, when) for at, (keys, when) in enumerate(keyed) if when)
         for loc, earlier in find_overlapping(located):
             message = f"overlapping schedules: {fields.OTHER_PLACE} is for the same clients then"
             fix = "let one end where the other begins, or put the quotas of both into one rule"
-            yield Conflict((*loc, "when"), message, fix, earlier)
+            yield SectionProblem((*loc, "when"), message, fix, earlier)
         yield from self._budget_conflicts()
 
     def make_rules(self, place: Callable[[str], str]) -> Iterator[Rule]:
@@ -207,13 +209,13 @@ class QuotasSection(fields.ConfigSection):
                 expected=rule.expected,
                 bounds=rule.bounds,
                 share=share_of(made, rule, rule.guaranteed or 0.0),
-                adaptive=AdaptiveBound(**adaptive) if adaptive else None,
+                adaptive=AdaptiveSettings(**adaptive) if adaptive else None,
                 when=rule.when,
                 place=place(f"quotas.rules[{number}]"),
                 number=number,
             )
 
-    def _budget_conflicts(self) -> Iterator[Conflict]:
+    def _budget_conflicts(self) -> Iterator[SectionProblem]:
         """Yield what is wrong with budgets; of guarantees only where they lie in budgets."""
         placed = [(("budgets", at, "budget"), each.budget) for at, each in enumerate(self.budgets)]
         placed += [(("rules", at, "budget"), each.budget) for at, each in enumerate(self.rules)]
@@ -242,29 +244,31 @@ class QuotasSection(fields.ConfigSection):
             of = outer
         return found
 
-    def _deep(self) -> Iterator[Conflict]:
+    def _deep(self) -> Iterator[SectionProblem]:
         for at, each in enumerate(self.budgets):
             around = self._around(each)
             words = ", in ".join(shown(one.name) for one in (each, *around))
             loc = ("budgets", at, "budget")
             if each in around:
-                yield Conflict(loc, f"is a circle: {words}", "remove budget from one of them")
+                yield SectionProblem(loc, f"is a circle: {words}", "remove budget from one of them")
             elif len(around) == MOST_LEVELS:
                 message = f"is level {MOST_LEVELS + 1}: {words}"
                 fix = f"put it into {shown(around[-2].name)}: there are {MOST_LEVELS} levels"
-                yield Conflict(loc, message, fix)
+                yield SectionProblem(loc, message, fix)
 
-    def _guarantees(self) -> Iterator[Conflict]:
+    def _guarantees(self) -> Iterator[SectionProblem]:
         for at, rule in enumerate(self.rules):
             loc, bounds = ("rules", at, "guaranteed"), rule.bounds
             kind = min(FORESEEN_KINDS & bounds.keys(), key=bounds.__getitem__, default=None)
             if rule.guaranteed is not None and rule.is_open:
                 message = "is for each of many clients, and adds up without end"
-                yield Conflict(loc, message, "name one client or user, or write scope: shared")
+                yield SectionProblem(
+                    loc, message, "name one client or user, or write scope: shared"
+                )
             if rule.guaranteed is not None and kind and rule.guaranteed > bounds[kind]:
                 own, most = format_size(rule.guaranteed), format_size(round(bounds[kind]))
                 message = f"{own} is above the rule's {kind}, {most}"
-                yield Conflict(loc, message, f"write at most {most}, or raise {kind}")
+                yield SectionProblem(loc, message, f"write at most {most}, or raise {kind}")
         guaranteed = self._guaranteed()
         for at, each in enumerate(self.budgets):
             for kind, rate in each.bounds.items():
@@ -272,7 +276,7 @@ class QuotasSection(fields.ConfigSection):
                     own, most = format_size(round(guaranteed[each.name])), format_size(round(rate))
                     message = f"{most} is less than its clients are guaranteed, {own} in all"
                     fix = f"write {own} or more, or guarantee less"
-                    yield Conflict(("budgets", at, kind.value), message, fix)
+                    yield SectionProblem(("budgets", at, kind.value), message, fix)
 
     def _guaranteed(self) -> Mapping[str, float]:
         """Return what the clients of each budget are guaranteed in all at most, by its name."""

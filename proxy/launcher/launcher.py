@@ -15,7 +15,7 @@ from structlog import get_logger
 
 from proxy.config import Config
 from proxy.host_ports import HostPorts
-from proxy.hot_restart import in_place_of
+from proxy.hot_restart import taking_over
 from proxy.launcher.worker import BEAT_INTERVAL_S, Directive, WorkerError, WorkerHandle, run_worker
 from proxy.member import Member
 from proxy.relay.take_over import Predecessor
@@ -65,7 +65,7 @@ class Launcher:
         Raises ListenerError, StateError, WorkerError, TakeOverError.
         """
         try:
-            async with in_place_of(predecessor, self._config, self.ports, stop):
+            async with taking_over(predecessor, self._config, self.ports, stop):
                 gc.collect()
                 gc.freeze()  # what is there now stays shared
                 begun = map(self._begin, self._workers)

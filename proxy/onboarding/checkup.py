@@ -13,7 +13,7 @@ from functools import partial
 from proxy.cluster.upstream import UNKNOWN_TOPIC, error_name
 from proxy.config import Config
 from proxy.config.check_report import possible_rules
-from proxy.config.document import in_yaml
+from proxy.config.document import quote_for_yaml
 from proxy.progress.query import QuerySettings
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
@@ -27,7 +27,7 @@ SERVING = frozenset({"running", "idle"})
 READING = QuotaKind.CONSUMER_BYTE_RATE
 
 
-class Judgement(StrEnum):
+class CheckVerdict(StrEnum):
     """What a check came to."""
 
     OK = "ok"
@@ -42,17 +42,17 @@ class Judgement(StrEnum):
 class Finding:
     """What one check found; `fix` says how to mend it, where something is wrong."""
 
-    verdict: Judgement
+    verdict: CheckVerdict
     check: str
     text: str
     fix: str = ""
 
 
-_ok, _note, _wrong, _unknown = (partial(Finding, verdict) for verdict in Judgement)
+_ok, _note, _wrong, _unknown = (partial(Finding, verdict) for verdict in CheckVerdict)
 
 
 @dataclass(frozen=True, slots=True)
-class AdminProbe:
+class AdminSnapshot:
     """What the admin port of the running proxy says."""
 
     url: str
@@ -73,7 +73,7 @@ class AdminProbe:
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerProbe:
+class ListenerCheckResult:
     """How far a connection to a listener got, from where `doctor` runs."""
 
     name: str
@@ -98,8 +98,8 @@ def check_query(
     config: Config,
     table: RuleTable,
     query: QuerySettings,
-    admin: AdminProbe,
-    listeners: Sequence[ListenerProbe],
+    admin: AdminSnapshot,
+    listeners: Sequence[ListenerCheckResult],
 ) -> Iterator[Finding]:
     """Yield what is wrong or well, causes first."""
     yield from _rule(config, table, query)
@@ -119,7 +119,7 @@ def check_query(
         yield from _trouble(progress)
 
 
-def progress_of(admin: AdminProbe, query: QuerySettings) -> Document | None:
+def progress_of(admin: AdminSnapshot, query: QuerySettings) -> Document | None:
     """Return the progress of the query, if the proxy knows of it."""
     known = [each for each in admin.queries if each["name"] == query.name]
     known += [each for each in admin.queries if each["client_id"] == query.client_id]
@@ -135,7 +135,7 @@ def _rule(config: Config, table: RuleTable, query: QuerySettings) -> Iterator[Fi
     client_id = query.client_id
     rules = possible_rules(config, table, READING, client_id)
     near = _near(client_id, [rule.client_id for rule in table.rules if rule.client_id != DEFAULT])
-    key = f"client-id: {in_yaml(client_id)}"
+    key = f"client-id: {quote_for_yaml(client_id)}"
     add = f"add {{{key}, consumer_byte_rate: 10MiB}} to quotas.rules"
     if near is not None and not any(map(_names, rules)):
         what = f"no rule names client id {client_id!r}, and one names {near!r}"
@@ -161,7 +161,7 @@ def _followed(config: Config, table: RuleTable, query: QuerySettings) -> Finding
     if query in config.queries:
         to = f"committed to {query.commit_group}" if query.commit_group else "not committed"
         return _ok("queries", f"queries names it; what it completes is {to}")
-    name, group = in_yaml(query.name), in_yaml(f"{query.name}-progress")
+    name, group = quote_for_yaml(query.name), quote_for_yaml(f"{query.name}-progress")
     fix = f"add {{name: {name}, commit_group: {group}}} to queries"
     if any(rule.adaptive for rule in possible_rules(config, table, READING, query.client_id)):
         text = "only its adaptive rule has it followed, so what it completes is not committed"
@@ -170,7 +170,7 @@ def _followed(config: Config, table: RuleTable, query: QuerySettings) -> Finding
     return _wrong("queries", text, fix)
 
 
-def _admin(table: RuleTable, admin: AdminProbe) -> Iterator[Finding]:
+def _admin(table: RuleTable, admin: AdminSnapshot) -> Iterator[Finding]:
     if admin.failure is not None:
         fix = "start the proxy with this configuration, or give the address of admin.bind as --url"
         yield _wrong("admin port", admin.failure, fix)
@@ -202,7 +202,7 @@ def _admin(table: RuleTable, admin: AdminProbe) -> Iterator[Finding]:
         yield _ok("token", "reports need none")
 
 
-def _listeners(listeners: Iterable[ListenerProbe]) -> Iterator[Finding]:
+def _listeners(listeners: Iterable[ListenerCheckResult]) -> Iterator[Finding]:
     for each in listeners:
         check = f"listener {each.name}"
         if each.failure is not None:
@@ -224,7 +224,7 @@ def _listeners(listeners: Iterable[ListenerProbe]) -> Iterator[Finding]:
             yield _ok(check, f"{each.address} answers, and so do {brokers}")
 
 
-def _topics(listeners: Iterable[ListenerProbe]) -> Iterator[Finding]:
+def _topics(listeners: Iterable[ListenerCheckResult]) -> Iterator[Finding]:
     codes: dict[str, int] = {}
     for each in listeners:
         codes |= each.topics or {}
@@ -242,7 +242,7 @@ def _topics(listeners: Iterable[ListenerProbe]) -> Iterator[Finding]:
             yield _ok("topic", f"the cluster has {topic!r}")
 
 
-def _client(query: QuerySettings, admin: AdminProbe, progress: Document | None) -> Finding:
+def _client(query: QuerySettings, admin: AdminSnapshot, progress: Document | None) -> Finding:
     client_id = query.client_id
     open_now = sum(each["client_id"] == client_id for each in admin.connections)
     if open_now:
@@ -267,7 +267,7 @@ def _client(query: QuerySettings, admin: AdminProbe, progress: Document | None) 
 
 
 def _reports(
-    query: QuerySettings, admin: AdminProbe, progress: Document | None
+    query: QuerySettings, admin: AdminSnapshot, progress: Document | None
 ) -> Iterator[Finding]:
     add = f"call spark.streams.addListener(QuotaListener({admin.url!r}, token=...)) in the driver "
     add += f"before the query starts, and queryName({query.name!r}) on it"

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from proxy.admin.commands.operator_commands import (
+    AdminClientError,
     AdminPortClient,
-    AdminRefusal,
     admin_port_client,
     asking_options,
-    refusal_of,
+    error_and_fix,
 )
 from proxy.admin.document_models import MISREAD, printable
 from proxy.admin.port.guard import REPORT_PATH
@@ -32,10 +32,10 @@ from proxy.config import Config, load_config
 from proxy.config.endpoints import HostPort, ip_address
 from proxy.config.files import read_token
 from proxy.onboarding.checkup import (
-    AdminProbe,
+    AdminSnapshot,
+    CheckVerdict,
     Finding,
-    Judgement,
-    ListenerProbe,
+    ListenerCheckResult,
     check_query,
     progress_of,
     query_or_unlisted,
@@ -53,7 +53,7 @@ _REFUSED = re.compile(r'^kafka_quota_proxy_spark_reports_total\{.*\bresult="(\w+
 _TAKEN = frozenset({"accepted", "repeated"})
 
 _UNSPECIFIED: Final = {4: "127.0.0.1", 6: "::1"}
-_VERDICT_WIDTH = max(len(verdict) for verdict in Judgement)
+_VERDICT_WIDTH = max(len(verdict) for verdict in CheckVerdict)
 
 
 def add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -88,16 +88,16 @@ def _doctor(options: argparse.Namespace) -> int:
         raise client.no_proxy() from error
     for line in _lines(subject.name, findings):
         sys.stdout.write(f"{line}\n")
-    is_wrong = any(each.verdict is Judgement.WRONG for each in findings)
+    is_wrong = any(each.verdict is CheckVerdict.WRONG for each in findings)
     return EXIT_WRONG if is_wrong else EXIT_DONE
 
 
 def _url(config: Config) -> str:
-    """Return where the configuration has the admin port. Raises AdminRefusal for any free port."""
+    """Return where the configuration has the admin port. Raises AdminClientError if it is any."""
     bind = config.admin.bind
     if bind.port == 0:
         problem = "admin.bind has port 0, which is any free one"
-        raise AdminRefusal(problem, "give the address as --url", is_bad_input=True)
+        raise AdminClientError(problem, "give the address as --url", is_bad_input=True)
     address = ip_address(bind.host)
     is_everywhere = address is not None and address.is_unspecified
     host = _UNSPECIFIED[address.version] if address and is_everywhere else bind.host
@@ -106,7 +106,7 @@ def _url(config: Config) -> str:
     return f"{'http' if config.admin.tls is None else 'https'}://{HostPort(host, bind.port)}"
 
 
-def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> AdminProbe:
+def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> AdminSnapshot:
     """Return what the admin port says, asked with the tokens that the configuration names."""
     admin = config.admin
     all_rights = [] if admin.token_file is None else [admin.token_file]
@@ -122,7 +122,7 @@ def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> A
             if refused is not None:
                 refused = f"{file}: {refused}" if file is not None else refused
                 break
-        return AdminProbe(
+        return AdminSnapshot(
             client.url,
             refused_token=refused,
             token_file=file,
@@ -132,11 +132,11 @@ def _see_admin(config: Config, client: AdminPortClient, given: Path | None) -> A
             queries=client.rows("/v1/progress", "queries"),
             refused_reports=_refused_reports(client),
         )
-    except AdminRefusal as error:
+    except AdminClientError as error:
         failure = error.what
     except MISREAD:
         failure = client.no_proxy().what
-    return AdminProbe(client.url, failure=failure)
+    return AdminSnapshot(client.url, failure=failure)
 
 
 def _refused_reports(client: AdminPortClient) -> dict[str, int]:
@@ -155,12 +155,12 @@ def _refusal(client: AdminPortClient) -> str | None:
     """
     reply = client.ask(REPORT_PATH, {}, "text/plain")
     is_taken = reply.status in (HTTPStatus.OK, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-    return None if is_taken else refusal_of(reply)[0]
+    return None if is_taken else error_and_fix(reply)[0]
 
 
 async def _see_listeners(
-    config: Config, admin: AdminProbe, topics: list[str]
-) -> list[ListenerProbe]:
+    config: Config, admin: AdminSnapshot, topics: list[str]
+) -> list[ListenerCheckResult]:
     open_now = () if admin.status is None else admin.status["listeners"]
     ports = {each["name"]: each["port"] for each in open_now}
     unasked = "clients log in there" if config.cluster.sasl is not None else None
@@ -177,9 +177,9 @@ async def _see_listeners(
 
 async def _see_listener(
     name: str, address: HostPort, topics: Sequence[str], unasked: str | None
-) -> ListenerProbe:
+) -> ListenerCheckResult:
     """Return how far a connection gets; `unasked` says why the cluster is not to be asked."""
-    sight = ListenerProbe(name, str(address), unasked=unasked)
+    sight = ListenerCheckResult(name, str(address), unasked=unasked)
     server = (address.host, address.port)
     if (failure := await _failure(server)) is not None:
         return replace(sight, failure=failure)
@@ -218,6 +218,6 @@ def _lines(name: str, findings: list[Finding]) -> Iterator[str]:
         yield f"{each.verdict:{_VERDICT_WIDTH}}  {each.check:{width}}  {printable(each.text)}"
         if each.fix:
             yield f"{'':{_VERDICT_WIDTH}}  {'':{width}}  fix: {printable(each.fix)}"
-    wrong = sum(each.verdict is Judgement.WRONG for each in findings)
+    wrong = sum(each.verdict is CheckVerdict.WRONG for each in findings)
     yield ""
     yield f"{name}: {f'{wrong} to mend' if wrong else 'nothing is wrong'}"

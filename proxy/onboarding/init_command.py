@@ -14,7 +14,7 @@ from string import Template
 from tempfile import TemporaryDirectory
 from typing import Final, TypeVar
 
-from proxy.config.document import in_yaml
+from proxy.config.document import quote_for_yaml
 from proxy.config.endpoints import HostPort, parse_advertised_host, parse_endpoint
 from proxy.quota.validation import TOPIC_NAME
 from proxy.quota.values import BadValueError
@@ -150,10 +150,10 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 def _config(options: argparse.Namespace, *, is_local: bool) -> str:
     query, has_query = options.spark, options.spark is not None
-    name = in_yaml(query or "")
+    name = quote_for_yaml(query or "")
     return _template(CONFIG_FILE).substitute(
-        servers=", ".join(in_yaml(str(server)) for server in options.bootstrap_servers),
-        host=in_yaml(options.host),
+        servers=", ".join(quote_for_yaml(str(server)) for server in options.bootstrap_servers),
+        host=quote_for_yaml(options.host),
         bind_host=LOOPBACK if is_local else EVERY_INTERFACE,
         bootstrap_port=BOOTSTRAP_PORT,
         admin_port=ADMIN_PORT,

@@ -28,9 +28,9 @@ from proxy.spark.usage.record_frames import store_records
 from proxy.spark.usage.teams import read_teams
 from proxy.spark.usage.usage_report import (
     PAGE_FILE,
-    add_span,
+    add_report_options,
+    date_range_of,
     prepare_out,
-    span_of,
     summary_of,
     write_report,
 )
@@ -63,7 +63,7 @@ def run_usage(what: str, words: Sequence[str]) -> int:
     config_help = "the YAML file that the proxy runs with"
     parser.add_argument("-c", "--config", type=Path, required=True, help=config_help)
     if what == "report":
-        add_span(parser)
+        add_report_options(parser)
         parquet_help = "what `usage stream` has stored (default: read the topic)"
         parser.add_argument("--parquet", metavar="DIR", help=parquet_help)
     else:
@@ -75,14 +75,14 @@ def run_usage(what: str, words: Sequence[str]) -> int:
 
 
 def _report(given: argparse.Namespace) -> None:
-    config, span = _config(given.config), span_of(given)
+    config, span = _config(given.config), date_range_of(given)
     prepare_out(given.out)
     with _session(given.set, needs_kafka=given.parquet is None) as spark:
         teams = None if given.teams is None else read_teams(spark, given.teams)
         with tempfile.TemporaryDirectory(prefix="quota-proxy-usage-") as copied:
             folder = given.parquet or copied
             if given.parquet is None:
-                copy_topic(spark, config, span.first, copied)
+                store_topic(spark, config, span.first, copied)
             try:
                 figures, notes = write_report(spark, folder, span, given.out, teams, _rules(config))
             except UsageInputError as error:
@@ -92,7 +92,7 @@ def _report(given: argparse.Namespace) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def copy_topic(spark: SparkSession, config: Config, first: date, folder: str) -> None:
+def store_topic(spark: SparkSession, config: Config, first: date, folder: str) -> None:
     """Store what the topic has since the first day."""
     begin = datetime.combine(first, day_time(), UTC) - SLACK
     topic = _topic(config)

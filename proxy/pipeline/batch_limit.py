@@ -77,7 +77,7 @@ class PlannedBatches:
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamWriter:
+class UpstreamStage:
     """A stage that writes to the topics of another one."""
 
     weight: float
@@ -96,7 +96,7 @@ class UpstreamWriter:
 
 
 def records_that_fit(
-    max_lag: int, lag: int, asking: UpstreamWriter, others: Sequence[UpstreamWriter], least: int = 1
+    max_lag: int, lag: int, asking: UpstreamStage, others: Sequence[UpstreamStage], least: int = 1
 ) -> int | None:
     """Return how many records the next batch of the writer that asks may read; None: any number.
 

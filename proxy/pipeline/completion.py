@@ -40,8 +40,8 @@ from .ledger import (
     MAX_EDGES,
     Anchor,
     ClockOffset,
-    EdgeTable,
     Ledger,
+    PendingEdges,
     Root,
     SourceBatch,
     TopicRange,
@@ -115,7 +115,7 @@ class StageReports:
     """Whether it has written more since its last report than is kept."""
 
 
-class Completion:
+class CompletionTracker:
     """The ledger of one pipeline, its edges, and how much is in flight.
 
     When more than `max_edges` edges wait, with the roots of their anchors, the oldest roots fail.
@@ -139,7 +139,7 @@ class Completion:
         """What is taken of it at once is to be written in one transaction."""
         self._mark = mark = partial(unwritten.mark_changed, self)
         self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
-        self.edges = EdgeTable(self.ledger.new_id, mark)
+        self.edges = PendingEdges(self.ledger.new_id, mark)
         self.reports = {name: StageReports() for name in graph.stages}
         """By stage."""
         self.early: dict[int, StageBatch] = {}

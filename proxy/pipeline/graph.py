@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, StrictBool
 
 from proxy.quota import fields
-from proxy.quota.fields import OTHER_PLACE, Conflict, Loc, required_field
+from proxy.quota.fields import OTHER_PLACE, Loc, SectionProblem, required_field
 from proxy.quota.values import BadValueError, format_ms, shown
 
 MIN_RATE = 1.0
@@ -61,15 +61,15 @@ class StageSettings(fields.Settings):
     """What a record is delayed more when this stage asks again. It weighs the more the faster the
     node upstream is: 1 ms turns 100 records/s into 91, and 10,000 into 909."""
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         interval, period = map(format_ms, (self.sampling_interval_ms, self.period_ms))
         if self.sampling_interval_ms < fields.MIN_INTERVAL_MS:
             message = f"{interval} is shorter than a millisecond"
-            yield Conflict(("sampling_interval",), message, "write 1ms or more")
+            yield SectionProblem(("sampling_interval",), message, "write 1ms or more")
         if self.period_ms < self.sampling_interval_ms:
             fix = f"write {interval} or more, or a sampling_interval of at most {period}"
             message = f"{period} is shorter than sampling_interval, {interval}"
-            yield Conflict(("period",), message, fix)
+            yield SectionProblem(("period",), message, fix)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -109,9 +109,9 @@ class PendingLimit(fields.Settings):
     batches: fields.Count | None = None
     size_bytes: Annotated[fields.Size | None, Field(alias="bytes")] = None
 
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
         if self.batches is None and self.size_bytes is None:
-            yield Conflict((), "sets no limit", "add batches or bytes, or remove it")
+            yield SectionProblem((), "sets no limit", "add batches or bytes, or remove it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,19 +141,19 @@ class PipelineSettings(fields.Settings):
         """Whether there is anything that a batch may have no room for."""
         return self.max_lag is not None or self.max_pending is not None
 
-    def find_conflicts(self) -> Iterator[Conflict]:
+    def find_conflicts(self) -> Iterator[SectionProblem]:
         """Yield names that are there twice; without such what else is wrong with the pipeline."""
         named = [(_named(path), node.name) for path, node in _nodes(self)]
         repeated = list(fields.find_repeated(named))
         for loc, name, earlier in repeated:
             message = f"{shown(name)} is also the name of {OTHER_PLACE}"
             fix = "give each stage and source a name of its own"
-            yield Conflict(loc, message, fix, earlier[:-1])
+            yield SectionProblem(loc, message, fix, earlier[:-1])
         if not repeated:
-            yield from find_problems(self)
+            yield from find_pipeline_problems(self)
 
 
-def find_shared_members(pipelines: Iterable[PipelineSettings]) -> Iterator[Conflict]:
+def find_shared_members(pipelines: Iterable[PipelineSettings]) -> Iterator[SectionProblem]:
     """Yield which pipelines hold the same query or client as an earlier one."""
     owners: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):
@@ -165,7 +165,7 @@ def find_shared_members(pipelines: Iterable[PipelineSettings]) -> Iterator[Confl
                 if owner != pipeline.name:
                     message = f'"{member}" belongs to the pipeline "{owner}" already'
                     fix = "let each query and client belong to one pipeline"
-                    yield Conflict(("pipelines", position, *_named(path)), message, fix)
+                    yield SectionProblem(("pipelines", position, *_named(path)), message, fix)
 
 
 class PipelineGraph:
@@ -212,7 +212,7 @@ class PipelineGraph:
         return tuple(topic for topic in consumed if self.producer_of[topic] == node)
 
 
-def find_endless(graph: PipelineGraph) -> Iterator[str]:
+def find_permanent_holds(graph: PipelineGraph) -> Iterator[str]:
     """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
     for stage in graph.stages.values():
         is_fed_by_stages = not graph.stages.keys().isdisjoint(graph.upstream[stage.name])
@@ -234,18 +234,18 @@ def _named(path: Loc) -> Loc:
     return (*path, "client-id" if path[0] == "sources" else "name")
 
 
-def find_problems(settings: PipelineSettings) -> Iterator[Conflict]:
+def find_pipeline_problems(settings: PipelineSettings) -> Iterator[SectionProblem]:
     """Yield all that is wrong with a pipeline whose nodes have names of their own, in order."""
     if not settings.stages:
         message = "the pipeline has no stage"
-        yield Conflict(("stages",), message, "write at least one stage")
+        yield SectionProblem(("stages",), message, "write at least one stage")
     owners: dict[str, str] = {}
     for path, node in _nodes(settings):
         for member in node.members:
             if (owner := owners.setdefault(member, node.name)) != node.name:
                 message = f'"{member}" belongs to "{owner}" already'
                 fix = "let each query and client belong to one of them"
-                yield Conflict(_named(path), message, fix)
+                yield SectionProblem(_named(path), message, fix)
     producers: dict[str, str] = {}
     for path, node in _nodes(settings):
         yield from _values(path, node)
@@ -253,7 +253,7 @@ def find_problems(settings: PipelineSettings) -> Iterator[Conflict]:
             if (owner := producers.setdefault(topic, node.name)) != node.name:
                 fix = "let each topic have one producer in the pipeline"
                 message = f'"{topic}" is produced by "{owner}" already'
-                yield Conflict((*path, "produces", index), message, fix)
+                yield SectionProblem((*path, "produces", index), message, fix)
     consumed = {topic for stage in settings.stages for topic in stage.consumes}
     for path, node in _nodes(settings):
         if isinstance(node, StageSettings):
@@ -261,41 +261,41 @@ def find_problems(settings: PipelineSettings) -> Iterator[Conflict]:
                 if topic not in producers:
                     fix = "name it in a stage's produces, or write a source that produces it"
                     message = f'nobody produces "{topic}"'
-                    yield Conflict((*path, "consumes", index), message, fix)
+                    yield SectionProblem((*path, "consumes", index), message, fix)
         elif node.produces and consumed.isdisjoint(node.produces):
             message = f'no stage consumes what "{node.name}" produces'
             fix = "name one of its topics in a stage's consumes, or remove the source"
-            yield Conflict((*path, "produces"), message, fix)
+            yield SectionProblem((*path, "produces"), message, fix)
     if cycle := _cycle(settings):
         index = next(i for i, stage in enumerate(settings.stages) if stage.name == cycle[0])
         message = f"the stages feed each other in a circle: {' -> '.join((*cycle, cycle[0]))}"
         fix = "take one of the topics out of the circle"
-        yield Conflict(("stages", index, "consumes"), message, fix)
+        yield SectionProblem(("stages", index, "consumes"), message, fix)
 
 
-def _values(path: Loc, node: Node) -> Iterator[Conflict]:
+def _values(path: Loc, node: Node) -> Iterator[SectionProblem]:
     """Yield what is wrong with the values of a stage or source by itself."""
     needed: dict[str, tuple[str, ...]] = {"produces": node.produces}
     if isinstance(node, StageSettings):
         low, high = node.band
         if not (0 <= low < high < math.inf):
             fix = "write [low, high] with 0 <= low < high"
-            yield Conflict((*path, "band"), f"{low:g} to {high:g} is no band", fix)
+            yield SectionProblem((*path, "band"), f"{low:g} to {high:g} is no band", fix)
         if not 0 <= node.ratio < 1:
             message = f"must be from 0 to below 1, not {node.ratio:g}"
             fix = "write the share of samples that may be out of the band, such as 0.5"
-            yield Conflict((*path, "ratio"), message, fix)
+            yield SectionProblem((*path, "ratio"), message, fix)
         needed = {"consumes": node.consumes}
         for key, topics in (("consumes", node.consumes), ("produces", node.produces)):
             for topic in (topic for topic, count in Counter(topics).items() if count > 1):
                 message = f'"{topic}" is named twice'
-                yield Conflict((*path, key), message, "name it once")
+                yield SectionProblem((*path, key), message, "name it once")
     if not MIN_RATE <= node.normal_rate < math.inf:
         bound = f"at least {MIN_RATE:g}"
         message = f"must be {bound}, not {node.normal_rate:g}"
-        yield Conflict((*path, "normal_rate"), message, f"write a number {bound}")
+        yield SectionProblem((*path, "normal_rate"), message, f"write a number {bound}")
     for key in (key for key, topics in needed.items() if not topics):
-        yield Conflict((*path, key), "is empty", f"name the topics that it {key}")
+        yield SectionProblem((*path, key), "is empty", f"name the topics that it {key}")
 
 
 def _topological(settings: PipelineSettings) -> list[str]:

@@ -360,7 +360,7 @@ Acks = list[tuple[Anchor, int]]
 """For each edge its anchor and what to ack: its id, xor the ids of what is left of it."""
 
 
-class EdgeTable:
+class PendingEdges:
     """The edges of one pipeline that wait; `mark` is called with what changed or went."""
 
     def __init__(self, new_id: Callable[[], int], mark: Callable[..., None]) -> None:

@@ -96,7 +96,7 @@ def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
     return max(0.0, MS_PER_SECOND / tps_down - MS_PER_SECOND / tps_up) + adjust_ms
 
 
-def delayed_rate(tps_up: float, t_delay_ms: float) -> float:
+def rate_with_delay(tps_up: float, t_delay_ms: float) -> float:
     """Return the records/s of a node whose records are delayed so much more."""
     return MS_PER_SECOND / (MS_PER_SECOND / tps_up + t_delay_ms)
 
@@ -139,7 +139,7 @@ FLOW_RECORDS = RecordFormat("flow", 1, _NodeForm)
 """Keyed by pipeline and node: that of a node that is held. One that is not has no record."""
 
 
-class Controller:
+class NodeController:
     """The state of one node, and the largest request of each stage in its present period."""
 
     def __init__(self, settings: Node, pipeline: str = "") -> None:
@@ -198,7 +198,7 @@ class Controller:
         now, state = self.rate, self.state
         if direction is RateChange.DECREASE:
             is_again = state.direction is direction and stage in state.holders
-            new = delayed_rate(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
+            new = rate_with_delay(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
         else:
             new = max(now, min(now + self.settings.step, rate))
         new = max(MIN_RATE, min(new, self.normal_rate))
@@ -339,7 +339,7 @@ class RateRequest:
     """Whether it is asked for lag above `max_lag` alone: of sources then."""
 
 
-class Source(Controller):
+class Source(NodeController):
     """A producer: what arrives in its topics is what it sends."""
 
     settings: SourceSettings
@@ -386,7 +386,7 @@ class Source(Controller):
         return sum(self._meters[topic].rate or 0.0 for topic in topics) / self.measured_rate
 
 
-class Stage(Controller):
+class Stage(NodeController):
     """A stage: its readings and requests. Readings are finite numbers of 0 or more."""
 
     settings: StageSettings
@@ -515,7 +515,7 @@ def _band_reason(side: str, count: int, period: PeriodReadings) -> str:
     return f"{share}, {received:,.1f}/s on average"
 
 
-Upstream = Sequence[tuple[Controller, float]]
+Upstream = Sequence[tuple[NodeController, float]]
 """Nodes that feed a stage, each with how many records the stage is sent for one of the node."""
 
 

@@ -9,7 +9,7 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from metrics.exposition import FigureRows, FigureTable
+from metrics.exposition import MetricRows, MetricTable
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.drivers import PartitionOffsets
 from proxy.progress.query import AcceptedReport
@@ -32,7 +32,7 @@ TICK_S = 0.5
 REAPPLY_MS = 5_000.0
 """How often the state of the flow is read and applied again."""
 
-OF_PIPELINES = FigureTable(
+OF_PIPELINES = MetricTable(
     ("pipeline",),
     {
         "ledger_pending": (
@@ -42,7 +42,7 @@ OF_PIPELINES = FigureTable(
     },
 )
 
-OF_NODES = FigureTable(
+OF_NODES = MetricTable(
     ("pipeline", "stage"),
     {
         "stage_state": (
@@ -219,11 +219,11 @@ class RunningPipelines:
         if stage and self.running[stage.pipeline].reported(stage, accepted, ends, now_ms):
             self._on_change()
 
-    def shown(self) -> FigureRows:
+    def shown(self) -> MetricRows:
         """List the rows of OF_PIPELINES."""
         return [((name,), pipeline) for name, pipeline in self.running.items()]
 
-    def shown_nodes(self) -> FigureRows:
+    def shown_nodes(self) -> MetricRows:
         """List the rows of OF_NODES."""
         for name, pipeline in tuple(self.running.items()):
             for node in tuple(pipeline.nodes.values()):

@@ -29,7 +29,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.drivers import PartitionOffsets
 from proxy.progress.partition import PartitionProgress
-from proxy.progress.query import AcceptedReport, QueryProgress
+from proxy.progress.query import AcceptedReport, FollowedQuery
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import BatchReport
 from proxy.quota.entities import QuotaKind
@@ -40,9 +40,9 @@ from proxy.state.state_records import UnwrittenRecords
 from proxy.state.store import UnknownSchemaError
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import BatchLimit, UpstreamWriter, records_that_fit
-from .completion import Completion, StageBatch
-from .graph import Node, PipelineGraph, find_endless
+from .batch_limit import BatchLimit, UpstreamStage, records_that_fit
+from .completion import CompletionTracker, StageBatch
+from .graph import Node, PipelineGraph, find_permanent_holds
 from .ledger import MAX_OFFSET, TopicRange
 from .nodes import FLOW_RECORDS, RateChange, RateRequest, Source, Stage, lowered_rates, raised_rates
 
@@ -84,7 +84,7 @@ class RunningPipeline:
         self.sources: Mapping[str, Source] = {}
         self.events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._registry, self._queries_of, self._quotas = registry, backpressure.of_client, quotas
-        self.completion = Completion(
+        self.completion = CompletionTracker(
             graph, unwritten, random=SystemRandom(), now_ms=now_ms, now_s=now_s
         )
         self._to_s = self.completion.wall.to_s
@@ -288,7 +288,7 @@ class RunningPipeline:
                 self._changed(name, node.state.rate, "the pipeline's settings changed", now_ms)
         for name, stage in self.stages.items():
             stage.sample_for(graph.stages[name], settings.max_lag, now_ms)
-        for problem in find_endless(graph):
+        for problem in find_permanent_holds(graph):
             _log.warning("a hold may never end", problem=problem)
 
     def _held_for(self, stage: str) -> list[str]:
@@ -514,14 +514,14 @@ class RunningPipeline:
 
     def _writer(
         self, stage: Stage, client_id: str, reader: str, now_ms: float, *, is_asking: bool = False
-    ) -> UpstreamWriter:
+    ) -> UpstreamStage:
         """Return what a client of a stage writes for one that the stage feeds."""
         topics = self.graph.topics_between(stage.name, reader)
         _, planned = self._planned(stage, client_id)
         has_work = is_asking or planned > 0
         has_work = has_work or self._waiting(stage, stage.settings.consumes, now_ms) != 0
         written = self.completion.reports[stage.name].written if planned else ()
-        return UpstreamWriter(
+        return UpstreamStage(
             stage.normal_rate if has_work else 0.0,
             stage.records_out(topics),
             planned,
@@ -558,7 +558,7 @@ class RunningPipeline:
     def _add_batch(
         self,
         stage: Stage,
-        query: QueryProgress,
+        query: FollowedQuery,
         batch: BatchReport,
         ended_ms: float,
         ends: PartitionOffsets,
@@ -596,7 +596,7 @@ class RunningPipeline:
         return {key: end for key, end in known.items() if key[0] in stage.settings.produces}
 
 
-def _inputs(stage: Stage, query: QueryProgress, batch: BatchReport) -> Iterator[TopicRange]:
+def _inputs(stage: Stage, query: FollowedQuery, batch: BatchReport) -> Iterator[TopicRange]:
     """Yield what a batch has completed of the topics of its stage."""
     for (topic, partition), span in batch.ranges.items():
         start = span.start

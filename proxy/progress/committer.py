@@ -12,8 +12,13 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient, chunks_by_topic, named
-from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, error_name
+from proxy.cluster.kafka_client import (
+    GROUP_COORDINATOR,
+    KafkaClient,
+    chunks_by_topic,
+    format_partitions,
+)
+from proxy.cluster.upstream import NOT_READY, NonRetriableError, UpstreamError, error_name
 from proxy.wire.topic_partition import TopicPartition
 
 from .query_registry import QueryRegistry
@@ -178,7 +183,7 @@ class _GroupCommitter:
                     await self._try()
             except TimeoutError:
                 self._failed(f"not done in {ROUND_TIMEOUT_S:g} s")
-            except (UpstreamError, RefusedError) as error:
+            except (UpstreamError, NonRetriableError) as error:
                 self._failed(str(error))
             else:
                 self._backoff_s = self._again_s = 0.0
@@ -273,7 +278,7 @@ class _GroupCommitter:
 
     def _require(self, error_code: int) -> None:
         if error_code:
-            raise RefusedError(self._check(error_code), error_code)
+            raise NonRetriableError(self._check(error_code), error_code)
 
     def _check(self, error_code: int) -> str:
         """Return what a partition's error means. Raise what one of the whole group means."""
@@ -282,7 +287,7 @@ class _GroupCommitter:
             text = f"the group's coordinator is not ready: {error_name(error_code)}"
             raise UpstreamError(NOT_READY, text)
         if error_code in _OF_GROUP:
-            raise RefusedError(_OF_GROUP[error_code], error_code)
+            raise NonRetriableError(_OF_GROUP[error_code], error_code)
         return _OF_PARTITION.get(error_code) or error_name(error_code)
 
     def _failed(self, reason: str) -> None:
@@ -300,7 +305,9 @@ class _GroupCommitter:
         partitions: defaultdict[str, list[TopicPartition]] = defaultdict(list)
         for partition, refusal in self._refused.items():
             partitions[refusal.reason].append(partition)
-        message = "; ".join(f"{named(parts)}: {why}" for why, parts in sorted(partitions.items()))
+        message = "; ".join(
+            f"{format_partitions(parts)}: {why}" for why, parts in sorted(partitions.items())
+        )
         if message:
             self._registry.commit_failed(self.name, message)
         self._log_problem(message or None)

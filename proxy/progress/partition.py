@@ -10,13 +10,13 @@ milliseconds.
 from typing import Final
 
 from metrics.clock import MS_PER_SECOND
-from proxy.cluster.kafka_client import named
+from proxy.cluster.kafka_client import format_partitions
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import ChangeLog, ProgressEventKind
-from .log_edges import MAX_FORMER_IDS, LogEdges
+from .log_offsets import MAX_FORMER_IDS, LogOffsets
 from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges, SkippedRanges, SkipReason
-from .report import THIS_PROXY, BatchRange, Refusal, ReportRefused
+from .report import THIS_PROXY, BatchRange, RefusalReason, ReportRefused
 
 
 class PartitionProgress:
@@ -35,7 +35,7 @@ class PartitionProgress:
         self.partition: Final = partition
         self.key: Final[TopicPartition] = (topic, partition)
         self._changes = changes
-        self.log = LogEdges()
+        self.log = LogOffsets()
         self.leader: int | None = None
         """The broker that answered the last Fetch."""
         self.run_id: str | None = None
@@ -187,7 +187,7 @@ class PartitionProgress:
                 self.stuck_since_ms = now_ms
 
     def record_lookup_end(self, end: int, now_ms: float, *, client_saw_it: bool) -> None:
-        """Record a log end from a look-up, by a client of the query or not; see LogEdges."""
+        """Record a log end from a look-up, by a client of the query or not; see LogOffsets."""
         if end < 0:
             return
         self.client_saw_end |= client_saw_it
@@ -405,21 +405,22 @@ def check_range(
     is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
     log_end = seen if asked_end is None or (seen is not None and seen > asked_end) else asked_end
     if is_fresh and log_end is not None and end > log_end:
-        text = f"{named((key,))} ends at {end}, beyond the log's end {log_end}"
-        raise ReportRefused(Refusal.IMPOSSIBLE, text, THIS_PROXY)
+        text = f"{format_partitions((key,))} ends at {end}, beyond the log's end {log_end}"
+        raise ReportRefused(RefusalReason.IMPOSSIBLE, text, THIS_PROXY)
     # Spark goes back with a log that is another one, if it is told not to fail on data loss.
     another = partition is not None and partition.may_be_another_log(
         end if start is None else start
     )
     if start is not None and end < start and not another:
-        text = f"{named((key,))} ends at {end}, below its start {start}"
-        raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the batch's own offsets")
+        text = f"{format_partitions((key,))} ends at {end}, below its start {start}"
+        raise ReportRefused(RefusalReason.IMPOSSIBLE, text, "report the batch's own offsets")
     done = partition.committed_to if partition is not None else None
     if partition is None or done is None or partition.run_id != run_id or another:
         return
     low = end if start is None else min(start, end)
     if low < done:
         again = start is not None and start < end <= done
-        reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
-        text = f"{named((key,))} begins at {low}, but this run has completed all below {done}"
+        reason = RefusalReason.REPEATED if again else RefusalReason.OUT_OF_ORDER
+        name = format_partitions((key,))
+        text = f"{name} begins at {low}, but this run has completed all below {done}"
         raise ReportRefused(reason, text)

@@ -10,26 +10,26 @@ from metrics.clock import ms_to_s
 from metrics.exposition import (
     OTHER,
     PREFIX,
-    FigureCollector,
-    FigureRows,
-    FigureTable,
+    MetricRows,
+    MetricTable,
+    MetricTableCollector,
     child_samples,
     lazy_family,
 )
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
 
-from .query import BATCH_SECONDS, QueryProgress
+from .query import BATCH_SECONDS, FollowedQuery
 from .query_registry import QueryRegistry
 from .report import TriggerKind
 
 
-def _trigger_seconds(query: QueryProgress, _: float) -> float | None:
+def _trigger_seconds(query: FollowedQuery, _: float) -> float | None:
     is_timed = query.trigger_kind is TriggerKind.PROCESSING_TIME
     return ms_to_s(query.trigger_interval_ms) if is_timed else None
 
 
-OF_PARTITIONS = FigureTable(
+OF_PARTITIONS = MetricTable(
     ("query", "topic", "partition"),
     {
         "partition_position": (
@@ -67,7 +67,7 @@ OF_PARTITIONS = FigureTable(
     },
 )
 
-OF_QUERIES = FigureTable(
+OF_QUERIES = MetricTable(
     ("query",),
     {
         "query_trigger_seconds": (
@@ -86,7 +86,7 @@ OF_QUERIES = FigureTable(
     },
 )
 
-OF_ADVICE = FigureTable(
+OF_ADVICE = MetricTable(
     ("query", "kind"),
     {
         "query_advice": (
@@ -97,7 +97,7 @@ OF_ADVICE = FigureTable(
 )
 
 
-class ProgressCollector(FigureCollector):
+class ProgressCollector(MetricTableCollector):
     """Shows the registry of queries."""
 
     def __init__(
@@ -112,7 +112,7 @@ class ProgressCollector(FigureCollector):
         super().__init__(tables, clock_ms, max_label_sets)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the families; see FigureCollector."""
+        """Yield the families; see MetricTableCollector."""
         yield from super().collect()
         text = "Time that batches of a query take, from their trigger on."
         yield lazy_family(BATCH_SECONDS, text, "histogram", self._batch_seconds())
@@ -122,12 +122,12 @@ class ProgressCollector(FigureCollector):
             results.add_metric((str(result),), count)
         yield results
 
-    def _partitions(self) -> FigureRows:
+    def _partitions(self) -> MetricRows:
         for query in self._queries.queries:
             for each in tuple(query.partitions.values()):
                 yield (query.name, each.topic, str(each.partition)), each
 
-    def _advice(self) -> FigureRows:
+    def _advice(self) -> MetricRows:
         for query in self._queries.queries:
             for kind in tuple(query.advice):
                 yield (query.name, str(kind)), query

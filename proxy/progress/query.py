@@ -16,7 +16,15 @@ from .events import ChangeLog, OnEvent, ProgressEvent, ProgressEventKind
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
 from .progress_records import FORMAT, ProgressRecord
-from .report import OWN_ID, BatchRange, BatchReport, Refusal, Report, ReportRefused, TriggerKind
+from .report import (
+    OWN_ID,
+    BatchRange,
+    BatchReport,
+    RefusalReason,
+    Report,
+    ReportRefused,
+    TriggerKind,
+)
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -95,7 +103,7 @@ class PartitionRoom:
 
 
 @dataclass(slots=True)
-class GroupState:
+class CommitState:
     """How committing to a query's group goes: when it last did, and why it failed since, if so."""
 
     last_ms: float | None = None
@@ -129,21 +137,21 @@ class LastBatch:
     ended_ms: float
 
 
-class QueryProgress(ChangeLog):
+class FollowedQuery(ChangeLog):
     """What the client of one query was given and has completed. Times: monotonic milliseconds."""
 
     def __init__(
         self,
         client_id: str,
         on_event: OnEvent,
-        changed: Callable[["QueryProgress", TopicPartition], None],
+        changed: Callable[["FollowedQuery", TopicPartition], None],
         room: PartitionRoom | None = None,
     ) -> None:
         super().__init__(client_id, on_event, partial(changed, self))
         self._room = room or PartitionRoom()
         self.client_id = client_id
         self.settings: QuerySettings | None = None
-        self.commit = GroupState()
+        self.commit = CommitState()
         self.reported_name: str | None = None
         self.query_id: str | None = None
         """Of the checkpoint: who reads with the client id."""
@@ -167,7 +175,7 @@ class QueryProgress(ChangeLog):
         self.received = 0
         self.lost_reports = 0
         """Numbers that its sender left out, seen at its reports."""
-        self.refused_reports: Counter[Refusal] = Counter()
+        self.refused_reports: Counter[RefusalReason] = Counter()
         self._reset_run(None, None)
 
     def _reset_run(self, run_id: str | None, began_ms: float | None) -> None:
@@ -338,26 +346,34 @@ class QueryProgress(ChangeLog):
         if self.query_id not in (None, report.query_id):
             if is_same:
                 text = f"run {report.run_id} is one of query {self.query_id}"
-                raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the ids that Spark gives")
+                raise ReportRefused(
+                    RefusalReason.IMPOSSIBLE, text, "report the ids that Spark gives"
+                )
             if report.event != "started" and self.reports_are_fresh(now_ms):
                 holder = f"query {self.name!r} ({self.query_id})"
                 text = f"{holder} reads with the client id {self.client_id!r}, and was heard lately"
-                raise ReportRefused(Refusal.CLIENT_TAKEN, text, OWN_ID)
+                raise ReportRefused(RefusalReason.CLIENT_TAKEN, text, OWN_ID)
         if report.event == "started" and (is_same or is_former):
-            raise ReportRefused(Refusal.REPEATED, "the run has begun before")
+            raise ReportRefused(RefusalReason.REPEATED, "the run has begun before")
         if report.event == "running":
             return
         batch, last = report.batch, self.last_batch_id
         if is_same and self.ended:
-            reason = Refusal.REPEATED if report.event == "terminated" else Refusal.OUT_OF_ORDER
+            reason = (
+                RefusalReason.REPEATED
+                if report.event == "terminated"
+                else RefusalReason.OUT_OF_ORDER
+            )
             raise ReportRefused(reason, "the run has ended before")
         if is_same and batch is not None and last is not None and batch.batch_id <= last:
-            reason = Refusal.REPEATED if batch.batch_id == last else Refusal.OUT_OF_ORDER
+            reason = (
+                RefusalReason.REPEATED if batch.batch_id == last else RefusalReason.OUT_OF_ORDER
+            )
             raise ReportRefused(reason, f"batch {batch.batch_id} after batch {last}")
         is_moved = report.query_id != self.query_id or client_id != self.client_id
         if is_former and not is_same and is_moved:
             text = f"run {report.run_id} is over: another one has begun"
-            raise ReportRefused(Refusal.OUT_OF_ORDER, text, OWN_ID)
+            raise ReportRefused(RefusalReason.OUT_OF_ORDER, text, OWN_ID)
 
     def is_past(self, report: Report, now_ms: float) -> bool:
         """Return whether it is of a run that is known to be over, or of one that never was.
@@ -541,7 +557,7 @@ class AcceptedReport:
     """What became of a report."""
 
     report: Report
-    query: QueryProgress
+    query: FollowedQuery
     new_run: bool = False
     """Whether it is the first of its run that was accepted."""
     lost_reports: int = 0

@@ -17,7 +17,7 @@ from proxy.state import UnwrittenRecords
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import OnEvent, ProgressEventKind
-from .log_edges import max_end_age_ms
+from .log_offsets import max_end_age_ms
 from .partition import PartitionProgress, check_range
 from .progress_records import FORMAT, ProgressRecord, ReadRecords
 from .query import (
@@ -26,19 +26,19 @@ from .query import (
     MAX_PARTITIONS,
     STUCK_AFTER_MS,
     AcceptedReport,
-    GroupState,
+    CommitState,
+    FollowedQuery,
     PartitionRoom,
     ProgressSettings,
-    QueryProgress,
 )
 from .report import (
     ALL_QUERIES,
     THIS_PROXY,
     QueryScope,
-    Refusal,
+    RefusalReason,
     Report,
-    ReportNumbers,
     ReportRefused,
+    ReportSequence,
 )
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
@@ -86,11 +86,11 @@ class QueryRegistry:
         self.unwritten = UnwrittenRecords(MAX_RECORDS_PER_WRITE)
         self._on_event = on_event
         self.knows_client = knows_client
-        self._queries: dict[str, QueryProgress] = {}
-        self._labels: dict[str, QueryProgress] = {}
+        self._queries: dict[str, FollowedQuery] = {}
+        self._labels: dict[str, FollowedQuery] = {}
         self.report_results: Counter[str] = Counter()
         """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
-        self._senders: dict[str, ReportNumbers] = {}
+        self._senders: dict[str, ReportSequence] = {}
         """By id, those that reported; the one that did last is last."""
         self._room = PartitionRoom(settings.max_other_partitions)
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
@@ -104,15 +104,15 @@ class QueryRegistry:
         self.update(settings)
 
     @property
-    def queries(self) -> list[QueryProgress]:
+    def queries(self) -> list[FollowedQuery]:
         """All followed queries."""
         return list(self._queries.values())
 
-    def query_of(self, client_id: str | None) -> QueryProgress | None:
+    def query_of(self, client_id: str | None) -> FollowedQuery | None:
         """Return the query that reads with this client id; None when it is not followed."""
         return self._queries.get(client_id) if client_id is not None else None
 
-    def query_named(self, label: str) -> QueryProgress | None:
+    def query_named(self, label: str) -> FollowedQuery | None:
         """Return the query with this label; None when it is not known."""
         return self._labels.get(label)
 
@@ -132,7 +132,7 @@ class QueryRegistry:
                 self.forget(query)
         self._configure()
 
-    def own(self, owns: Ownership) -> list[QueryProgress]:
+    def own(self, owns: Ownership) -> list[FollowedQuery]:
         """Follow the queries of these clients only; return those that leave.
 
         Nothing is read or reported for those any more, but commits of theirs still count and their
@@ -160,7 +160,7 @@ class QueryRegistry:
         for query in sorted(self.queries, key=lambda query: query.settings is None):
             self.relabel(query)
             if query.commit_group != groups.get(query):
-                query.commit = GroupState()  # nothing is known of what the group has
+                query.commit = CommitState()  # nothing is known of what the group has
                 for key, partition in query.partitions.items():
                     partition.group_offset = None
                     self._commit_later(query, key)
@@ -176,7 +176,7 @@ class QueryRegistry:
         """Return whether another query could be followed, if need be in the place of one gone."""
         return len(self._queries) < self._settings.max_queries or self._longest_gone() is not None
 
-    def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
+    def follow(self, client_id: str, *, make_room: bool = True) -> FollowedQuery | None:
         """Return a client id's query, made if it is new; None: no room, or not this member's."""
         if (query := self._queries.get(client_id)) is not None:
             return query
@@ -189,7 +189,7 @@ class QueryRegistry:
             self.forget(gone, "others needed the room")
         return self._make(client_id)
 
-    def move(self, query: QueryProgress, client_id: str) -> None:
+    def move(self, query: FollowedQuery, client_id: str) -> None:
         """Set another client id that a query reads with, which no other has."""
         former_id = query.client_id
         del self._queries[former_id]
@@ -201,7 +201,7 @@ class QueryRegistry:
         self.generation += 1
         self.relabel(query)
 
-    def forget(self, query: QueryProgress, why: str | None = None) -> None:
+    def forget(self, query: FollowedQuery, why: str | None = None) -> None:
         """Remove a query and its records; `why` is for an event, None: without one."""
         if why is not None:
             text = f"not followed any more: {why}"
@@ -210,7 +210,7 @@ class QueryRegistry:
             self.unwritten.mark_removed(query, key)
         self._remove(query)
 
-    def _remove(self, query: QueryProgress) -> None:
+    def _remove(self, query: FollowedQuery) -> None:
         for partition in query.partitions.values():
             partition.is_dropped = True
         del self._queries[query.client_id]
@@ -218,7 +218,7 @@ class QueryRegistry:
             del self._labels[query.name]
         self.generation += 1
 
-    def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
+    def _changed(self, query: FollowedQuery, key: TopicPartition) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
         is_followed = self._queries.get(query.client_id) is query
         if not is_followed and query not in self.unwritten.leaving:
@@ -230,11 +230,11 @@ class QueryRegistry:
         if is_followed:
             self._commit_later(query, key)
 
-    def _commit_later(self, query: QueryProgress, key: TopicPartition) -> None:
+    def _commit_later(self, query: FollowedQuery, key: TopicPartition) -> None:
         if query.commit_group is not None:
             query.commit.due[key] = None
 
-    def relabel(self, query: QueryProgress) -> None:
+    def relabel(self, query: FollowedQuery) -> None:
         """Set the label that suits what is known of a query, unlike every other label."""
         known = query.reported_name or query.query_id or query.client_id
         wanted = query.settings.name if query.settings is not None else known
@@ -253,7 +253,7 @@ class QueryRegistry:
             label += "'"
         return label
 
-    def _set_label(self, query: QueryProgress, label: str) -> None:
+    def _set_label(self, query: FollowedQuery, label: str) -> None:
         if self._labels.get(label) is query:
             return
         if self._labels.get(query.name) is query:
@@ -263,15 +263,15 @@ class QueryRegistry:
         query.name = label
         self._labels[label] = query
 
-    def _make(self, client_id: str) -> QueryProgress:
-        query = self._queries[client_id] = QueryProgress(
+    def _make(self, client_id: str) -> FollowedQuery:
+        query = self._queries[client_id] = FollowedQuery(
             client_id, self._on_event, self._changed, self._room
         )
         self.generation += 1
         self.relabel(query)
         return query
 
-    def _longest_gone(self) -> QueryProgress | None:
+    def _longest_gone(self) -> FollowedQuery | None:
         every, now_ms = self._queries.values(), self.now_ms
         gone = [each for each in every if each.settings is None and not each.is_live(now_ms)]
         seen = [now_ms if (ms := each.last_seen_ms) is None else ms for each in gone]
@@ -311,13 +311,13 @@ class QueryRegistry:
         Yields after each partition whether anything was changed already; between two steps anything
         may happen but another report. Raises ReportRefused: nothing but counts has changed then.
         """
-        query: QueryProgress | None = None
+        query: FollowedQuery | None = None
         try:
             client_id = self._client_of(report)
             if not client_id:
                 text = f"query {report.query_id} has neither a name nor a client id"
                 fix = "name the query with queryName, or tell the listener its Kafka client id"
-                raise ReportRefused(Refusal.NO_CLIENT, text, fix)
+                raise ReportRefused(RefusalReason.NO_CLIENT, text, fix)
             ranges = report.ranges
             may_wait = len(ranges) > 1
             # Again at the end: queries may come or go between two steps.
@@ -347,9 +347,9 @@ class QueryRegistry:
             yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
         return AcceptedReport(report, query, new_run, lost)
 
-    def _count(self, report: Report, number: int, query: QueryProgress) -> int:
+    def _count(self, report: Report, number: int, query: FollowedQuery) -> int:
         """Count an event that is accepted; return how many of its sender were lost before it."""
-        sender = self._senders.pop(report.sender, None) or ReportNumbers(number - 1)
+        sender = self._senders.pop(report.sender, None) or ReportSequence(number - 1)
         if len(self._senders) >= MAX_SENDERS:
             del self._senders[next(iter(self._senders))]
         self._senders[report.sender] = sender
@@ -366,17 +366,17 @@ class QueryRegistry:
         return lost
 
     def _count_refused(
-        self, error: ReportRefused, report: Report, query: QueryProgress | None, now_ms: float
+        self, error: ReportRefused, report: Report, query: FollowedQuery | None, now_ms: float
     ) -> None:
         self.refuse(error)
-        if error.reason is Refusal.NOT_ALLOWED:
+        if error.reason is RefusalReason.NOT_ALLOWED:
             return  # nor is anything counted for a query or a sender that is another's
         sender = self._senders.get(report.sender)
         if sender is not None and report.number is not None and report.number > sender.last:
             sender.refused.add(report.number, report.number + 1)
         if query is not None:
             query.refused_reports[error.reason] += 1
-            if error.reason is Refusal.CLIENT_TAKEN:
+            if error.reason is RefusalReason.CLIENT_TAKEN:
                 query.advise_shared(report, now_ms)
 
     def _client_of(self, report: Report) -> str:
@@ -384,7 +384,7 @@ class QueryRegistry:
         name = report.name or ""
         return report.client_id or self.clients.get(name, name)
 
-    def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
+    def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> FollowedQuery | None:
         """Return what is known of the query, if it read with another client id in another run."""
         for query in self.queries:
             names = query.client_id, query.reported_name or query.client_id
@@ -397,7 +397,7 @@ class QueryRegistry:
         self,
         report: Report,
         client_id: str,
-        query: QueryProgress | None,
+        query: FollowedQuery | None,
         scope: QueryScope,
         now_ms: float,
     ) -> None:
@@ -410,11 +410,11 @@ class QueryRegistry:
         is_unknown = query is None or query.client_id != client_id
         if is_unknown and not self.owns.client(client_id):
             text = f"client {client_id!r} has gone to another member of this proxy"
-            raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
+            raise ReportRefused(RefusalReason.OWNED_ELSEWHERE, text, "send the report again")
         sender = self._senders.get(report.sender)
         if sender is not None and report.number is not None and report.number <= sender.last:
             text = f"number {report.number} of this sender, or a later one, was taken in before"
-            raise ReportRefused(Refusal.REPEATED, text)
+            raise ReportRefused(RefusalReason.REPEATED, text)
         if is_unknown:
             self._check_unknown(report, client_id, query, now_ms)
         if query is not None:
@@ -423,10 +423,10 @@ class QueryRegistry:
         ranges = report.ranges
         if len(partitions) + len(ranges.keys() - partitions.keys()) > MAX_PARTITIONS:
             text = f"with these the query has more than {MAX_PARTITIONS} partitions"
-            raise ReportRefused(Refusal.MALFORMED, text, "split the query")
+            raise ReportRefused(RefusalReason.MALFORMED, text, "split the query")
 
     def _check_unknown(
-        self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
+        self, report: Report, client_id: str, query: FollowedQuery | None, now_ms: float
     ) -> None:
         if report.event == "progress" and not self.knows_client(client_id):
             fix = f"{THIS_PROXY}, with {client_id!r} as its kafka.client.id; or add it to queries"
@@ -434,12 +434,12 @@ class QueryRegistry:
             if name is not None and name != client_id and self.knows_client(name):
                 fix = f"a client {name!r} has: say so in QuotaListener(clients=...); or {fix}"
             text = f"no client {client_id!r} has connected, and the configuration has none"
-            raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
+            raise ReportRefused(RefusalReason.UNKNOWN_QUERY, text, fix)
         self.now_ms = now_ms
         if query is None and not self.has_room():
             text = f"{len(self._queries)} queries are followed already, and none of them is gone"
             fix = "raise limits.max_client_entities, or stop queries"
-            raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
+            raise ReportRefused(RefusalReason.UNKNOWN_QUERY, text, fix)
 
     def sweeping(self, now_ms: float) -> Iterator[None]:
         """Raise alarms and forget what is long gone, every second or so; yield between two steps.

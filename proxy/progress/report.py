@@ -60,7 +60,7 @@ ANY_REST = "*"
 """At the end of a pattern: names may go on in any way."""
 
 
-class Refusal(StrEnum):
+class RefusalReason(StrEnum):
     """Why a report is refused, and the HTTP status of that."""
 
     status: int
@@ -92,7 +92,7 @@ _OTHER_TOKEN = "use the token for that query, or add it to this one's queries in
 class ReportRefused(Exception):  # noqa: N818 - named for what happened
     """A report that changes nothing: the reason, what is wrong, and how to mend it."""
 
-    def __init__(self, reason: Refusal, message: str, fix: str = IN_ORDER) -> None:
+    def __init__(self, reason: RefusalReason, message: str, fix: str = IN_ORDER) -> None:
         super().__init__(message)
         self.reason, self.message, self.fix = reason, message, fix
         self.status = reason.status
@@ -119,14 +119,14 @@ class QueryScope:
         for what, name in names.items():
             if name is not None and not self.covers(name):
                 text = f"this token may not report on the query with the {what} {name!r}"
-                raise ReportRefused(Refusal.NOT_ALLOWED, text, _OTHER_TOKEN)
+                raise ReportRefused(RefusalReason.NOT_ALLOWED, text, _OTHER_TOKEN)
 
 
 ALL_QUERIES = QueryScope()
 
 
 @dataclass(slots=True)
-class ReportNumbers:
+class ReportSequence:
     """One listener, by the numbers of its reports; it may start at any number."""
 
     last: int
@@ -379,12 +379,12 @@ def parse_report(raw: bytes) -> Report:
             where = ".".join(map(str, mistakes[0]["loc"][1:]))
             text = f"{where} is {mistakes[0]['input']}"
             fix = "report figures of 0 or more"
-            raise ReportRefused(Refusal.IMPOSSIBLE, text, fix) from None
+            raise ReportRefused(RefusalReason.IMPOSSIBLE, text, fix) from None
         text = _in_words(mistakes[0])
     except ValueError as error:
         text = str(error)
     fix = "send one report of proxy.spark.QuotaListener, in JSON"
-    raise ReportRefused(Refusal.MALFORMED, text, fix)
+    raise ReportRefused(RefusalReason.MALFORMED, text, fix)
 
 
 def _json_of(raw: bytes) -> Any:

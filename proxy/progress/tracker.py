@@ -24,7 +24,7 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
-from .query import QueryProgress
+from .query import FollowedQuery
 
 OFFSET_OUT_OF_RANGE = 1
 
@@ -103,7 +103,7 @@ class ReadCursor:
     out_of_range: bool = False
 
 
-class Reader:
+class QueryReader:
     """One connection of a query, as it reads partitions, all of them in one fetch session at most.
 
     What was delivered is known from the end of an answer, where that could be read, and otherwise
@@ -114,7 +114,7 @@ class Reader:
 
     __slots__ = ("_cursors", "_node_id", "_query", "fetched_logs", "size")
 
-    def __init__(self, query: QueryProgress, node_id: int | None = None) -> None:
+    def __init__(self, query: FollowedQuery, node_id: int | None = None) -> None:
         self._query = query
         self._node_id = node_id
         self._cursors: dict[str, dict[int, ReadCursor]] = {}
@@ -288,7 +288,7 @@ class FetchExchange(FetchObserver):
     further ones may be read while a response passes. Times are monotonic.
     """
 
-    reader: Reader
+    reader: QueryReader
     names: TopicNames
     ask: FetchRequestContent
     answered_ms: float = 0.0

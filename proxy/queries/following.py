@@ -9,7 +9,7 @@ from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import Reader
+from proxy.progress.tracker import QueryReader
 from proxy.queries.joined_fetches import FetchInRun, FetchRun
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -105,7 +105,7 @@ class FollowedClient:
     """Whether its rule is adaptive, and another member owns it."""
     _fetches: bool = False
     """Whether a visitor has fetched: it is no driver's then."""
-    reader: Reader | None = None
+    reader: QueryReader | None = None
     lookups: OffsetLookups | None = None
     """Like `reader`, None as long as the client reads for no query: for `lookups.query`."""
     _looked_up_first: bool = False
@@ -225,7 +225,7 @@ class FollowedClient:
             lookups.closed()
         self.reader = self.lookups = None
         if query is not None:
-            self.reader = Reader(query, self._node_id)
+            self.reader = QueryReader(query, self._node_id)
             self.lookups = OffsetLookups(query, self.pressure, now_ms)
 
 

@@ -12,7 +12,7 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from metrics.exposition import FigureCollector
+from metrics.exposition import MetricTableCollector
 from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
 from proxy.backpressure.query_advice import OUTSIDE, advise
@@ -23,10 +23,10 @@ from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
-from proxy.progress.log_ends import LogEnds
+from proxy.progress.log_offset_poller import LogOffsetPoller
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
-from proxy.progress.query import ProgressSettings, QueryProgress
+from proxy.progress.query import FollowedQuery, ProgressSettings
 from proxy.progress.query_registry import Ownership, QueryRegistry
 from proxy.progress.report import QueryScope, Report, ReportRefused, parse_report
 from proxy.progress.report_turns import ReportScheduler
@@ -116,7 +116,7 @@ class Queries:
             on_change=on_change,
         )
         self.committer = Committer(self.registry, partial(KafkaClient, bootstrap))
-        self.log_ends = LogEnds(self.registry, KafkaClient(bootstrap))
+        self.log_offset_poller = LogOffsetPoller(self.registry, KafkaClient(bootstrap))
         self._unwritten = [
             each.unwritten for each in (self.registry, self.backpressure, self.running)
         ]
@@ -141,7 +141,7 @@ class Queries:
             (OF_PIPELINES, self.running.shown),
             (OF_NODES, self.running.shown_nodes),
         )
-        metrics.register(FigureCollector(tables, clock_ms, progress.max_queries))
+        metrics.register(MetricTableCollector(tables, clock_ms, progress.max_queries))
         metrics.register(ProgressCollector(self.registry, clock_ms, progress.max_queries))
 
     def load(self, store: Store, owns: Ownership) -> None:
@@ -195,7 +195,7 @@ class Queries:
             await asyncio.sleep(REWRITE_PAUSE_S)
         return True
 
-    def _own(self, owns: Ownership) -> list[QueryProgress]:
+    def _own(self, owns: Ownership) -> list[FollowedQuery]:
         """Follow the queries and bounds of these clients only; return the queries that leave."""
         self.backpressure.own(owns, clock_ms())
         return self.registry.own(owns)
@@ -231,7 +231,7 @@ class Queries:
 
     def works(self) -> Iterable[Callable[[], Coroutine[None, None, None]]]:
         """Return what is to run until it is cancelled."""
-        runs = (self.committer.run, self.log_ends.run, self.running.run)
+        runs = (self.committer.run, self.log_offset_poller.run, self.running.run)
         return (*runs, self._resolve_names, self._tick, self._write_on)
 
     async def close(self) -> None:
@@ -307,7 +307,7 @@ class Queries:
     def _is_stage(self, *names: str | None) -> bool:
         return not self.running.stages.keys().isdisjoint(names)
 
-    def _advise(self, query: QueryProgress, rule: Rule | None, now_ms: float) -> None:
+    def _advise(self, query: FollowedQuery, rule: Rule | None, now_ms: float) -> None:
         """Give advice anew, by a walk over all rules, if what it follows of has changed."""
         table, name = self._quotas.table, query.reported_name or ""
         knows = self._knows_client
@@ -338,12 +338,12 @@ class Queries:
         """Return log ends that a report goes beyond; none if the cluster does not answer."""
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
-                return await self.log_ends.look_up(partitions)
+                return await self.log_offset_poller.look_up(partitions)
         except (UpstreamError, TimeoutError) as error:
             _log.warning("log ends not looked up for a report", error=str(error) or "no answer")
             return {}
 
-    def progress(self) -> Iterable[QueryProgress]:
+    def progress(self) -> Iterable[FollowedQuery]:
         """Return the queries that are followed."""
         return self.registry.queries
 

@@ -28,7 +28,7 @@ MAX_LOOKED_AT = 100
 needed."""
 
 
-class ConnectionRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
+class ConnectionRejected(Exception):  # noqa: N818 - named for what happened, as in the logs
     """A connection that its client may not have, or closes by what it asks for."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -72,7 +72,7 @@ class ConnectionSchedule:
 
 
 @dataclass(slots=True, eq=False)
-class ConnectionSlot:
+class CountedConnection:
     """One connection, as its client's quotas count it."""
 
     identity: ClientIdentity
@@ -94,10 +94,10 @@ class ConnectionQuotas:
 
     def __init__(self, manager: QuotaManager) -> None:
         self._manager = manager
-        self._slots: dict[ConnectionSlot, None] = {}
+        self._slots: dict[CountedConnection, None] = {}
         self.counts: Counter[str] = Counter()
         """How many connections count for each entity whose number a rule limits."""
-        self._by_address: dict[str, dict[str, dict[ConnectionSlot, None]]] = {}
+        self._by_address: dict[str, dict[str, dict[CountedConnection, None]]] = {}
         """Those of each entity by their addresses, in the order in which they came."""
         # Of each entity, in the order of use.
         self._schedules: OrderedDict[str, ConnectionSchedule] = OrderedDict()
@@ -112,18 +112,18 @@ class ConnectionQuotas:
     def enter(
         self,
         identity: ClientIdentity,
-        before: ConnectionSlot | None,
+        before: CountedConnection | None,
         now_ms: float,
         address: str = "",
         give_way: Callable[[], bool] = lambda: False,
-    ) -> tuple[ConnectionSlot, float]:
+    ) -> tuple[CountedConnection, float]:
         """Return a connection's slot, and for how many milliseconds it is to wait.
 
-        `before` is the slot that it had as another client: it is left unless ConnectionRefused is
+        `before` is the slot that it had as another client: it is left unless ConnectionRejected is
         raised, and what has not changed is not counted again.
         """
         most, paced = self._matches(identity)
-        slot, wait_ms = ConnectionSlot(identity, address, give_way), 0.0
+        slot, wait_ms = CountedConnection(identity, address, give_way), 0.0
         if most and most.enforced and not (before and before.counted_as == most.entity):
             self._check_number(most, address)
         if paced and paced.enforced and not (before and before.paced_as == paced.entity):
@@ -134,7 +134,7 @@ class ConnectionQuotas:
         self._follow(slot, most, paced)
         return slot, wait_ms
 
-    def still_ms(self, slot: ConnectionSlot, now_ms: float) -> float:
+    def still_ms(self, slot: CountedConnection, now_ms: float) -> float:
         """Return for how long a connection that waits is to wait by the rate of now."""
         _, paced = self._matches(slot.identity)
         if paced is None or not paced.enforced or slot.schedule is None:
@@ -143,7 +143,7 @@ class ConnectionQuotas:
         turn = turn.at(MS_PER_SECOND / paced.rule.bounds[CONNECTION_RATE], now_ms)
         return max(turn.due_ms - now_ms - turn.ahead_ms, 0.0)
 
-    def leave(self, slot: ConnectionSlot) -> None:
+    def leave(self, slot: CountedConnection) -> None:
         """Give a slot up: its connection is closed, or has another one."""
         if self._slots.pop(slot, slot) is None:
             self._count(slot, -1)
@@ -164,7 +164,7 @@ class ConnectionQuotas:
             self._settled = generation
 
     def _follow(
-        self, slot: ConnectionSlot, most: RuleMatch | None, paced: RuleMatch | None
+        self, slot: CountedConnection, most: RuleMatch | None, paced: RuleMatch | None
     ) -> None:
         slot.counted_as = most.entity if most is not None else None
         slot.paced_as = paced.entity if paced is not None else None
@@ -175,7 +175,7 @@ class ConnectionQuotas:
         table = self._manager.table
         return table.match(MAX_CONNECTIONS, identity), table.match(CONNECTION_RATE, identity)
 
-    def _count(self, slot: ConnectionSlot, change: int) -> None:
+    def _count(self, slot: CountedConnection, change: int) -> None:
         entity = slot.counted_as
         if entity is None:
             return
@@ -195,7 +195,7 @@ class ConnectionQuotas:
         count, bound = self.counts[match.entity], match.rule.bounds[MAX_CONNECTIONS]
         if count >= bound and not (count - 1 < bound and self._made_room(match.entity, address)):
             text = f"{match.entity} has {count} connections, {bound:.0f} are its {MAX_CONNECTIONS}"
-            raise ConnectionRefused(TOO_MANY, f"{text} by {match.rule.title}")
+            raise ConnectionRejected(TOO_MANY, f"{text} by {match.rule.title}")
 
     def _made_room(self, entity: str, address: str) -> bool:
         """Return whether a connection gave way to one from an address that has fewer then."""
@@ -205,7 +205,7 @@ class ConnectionQuotas:
             return False
         return any(slot.give_way() for slot in tuple(islice(crowd, MAX_LOOKED_AT)))
 
-    def _pace(self, slot: ConnectionSlot, match: RuleMatch, now_ms: float) -> float:
+    def _pace(self, slot: CountedConnection, match: RuleMatch, now_ms: float) -> float:
         """Return how long a connection is to wait, and count it to the rate."""
         rate = match.rule.bounds[CONNECTION_RATE]
         interval_ms = MS_PER_SECOND / rate
@@ -219,7 +219,7 @@ class ConnectionQuotas:
             wait_s = longest_ms / MS_PER_SECOND
             text = f"{entity} has connections that wait for {wait_s:g} s, for its {CONNECTION_RATE}"
             text += f" of {rate:g} per second by {match.rule.title}"
-            raise ConnectionRefused(str(CONNECTION_RATE), text)
+            raise ConnectionRejected(str(CONNECTION_RATE), text)
         schedule.take(turn_ms)
         schedules[entity] = schedule
         schedules.move_to_end(entity)

@@ -102,7 +102,7 @@ class ClientIdentity(NamedTuple):
     """From the request header; None when that carries a null."""
 
 
-def known_client_id(client_id: str | None) -> str | None:
+def shortened_client_id(client_id: str | None) -> str | None:
     """Return a client id as quotas know it."""
     if client_id is None or len(client_id) <= MAX_CLIENT_ID_CHARS:
         return client_id

@@ -26,7 +26,7 @@ from metrics.clock import MS_PER_SECOND
 from metrics.stats import MIN_WINDOW_MS
 
 from .entities import DEFAULT
-from .validation import parse_prefix, parse_topic, parse_topic_prefix
+from .validation import parse_client_id_prefix, parse_topic, parse_topic_prefix
 from .values import (
     MAX_COUNT,
     BadValueError,
@@ -55,7 +55,7 @@ OTHER_PLACE: Final = "\0"
 _Item = TypeVar("_Item")
 
 
-class Conflict(NamedTuple):
+class SectionProblem(NamedTuple):
     """What is wrong between values that are sound each by itself."""
 
     path: Loc
@@ -66,7 +66,7 @@ class Conflict(NamedTuple):
     """What a message with OTHER_PLACE is about as well."""
 
 
-class ConflictError(ValueError):
+class SectionProblemsError(ValueError):
     """The values of a section contradict each other; the arguments are its conflicts."""
 
 
@@ -90,10 +90,10 @@ class Settings:
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if found := dict.fromkeys(self.find_conflicts()):
-            raise ConflictError(*found)
+            raise SectionProblemsError(*found)
         return self
 
-    def find_conflicts(self) -> Iterator[Conflict]:
+    def find_conflicts(self) -> Iterator[SectionProblem]:
         """Yield what is wrong between the values of this section, of which each is sound."""
         return iter(())
 
@@ -136,31 +136,35 @@ def find_repeated(values: Iterable[tuple[Loc, _Item]]) -> Iterator[tuple[Loc, _I
             yield loc, value, first[value]
 
 
-def find_used_twice(at: Loc, items: Iterable[object], key: str, kind: str) -> Iterator[Conflict]:
+def find_used_twice(
+    at: Loc, items: Iterable[object], key: str, kind: str
+) -> Iterator[SectionProblem]:
     """Yield which items of the list there have under a key what an earlier one has."""
     texts = (((*at, number), getattr(item, key)) for number, item in enumerate(items))
     for loc, text, earlier in find_repeated(each for each in texts if each[1] is not None):
         message = f"{shown(text)} is also the {key} of {OTHER_PLACE}"
-        yield Conflict((*loc, key), message, f"give each {kind} a {key} of its own", earlier)
+        yield SectionProblem((*loc, key), message, f"give each {kind} a {key} of its own", earlier)
 
 
 def find_unknown_names(
     named: Iterable[tuple[Loc, str | None]], known: Sequence[str], kind: str, add: str = ""
-) -> Iterator[Conflict]:
+) -> Iterator[SectionProblem]:
     """Yield which names none of a kind has; `add`: how to mend that where there is none at all."""
     for loc, name in named:
         if name is not None and name not in known:
             nearest = difflib.get_close_matches(name, known, n=1) or known
             fix = f"write {' or '.join(nearest)}" if nearest else add
-            yield Conflict(loc, f"no {kind} has the name {shown(name)}", fix)
+            yield SectionProblem(loc, f"no {kind} has the name {shown(name)}", fix)
 
 
-def find_bad(path: Loc, check: Callable[..., object], *values: object) -> Iterator[Conflict]:
+def catch_bad_value(
+    path: Loc, check: Callable[..., object], *values: object
+) -> Iterator[SectionProblem]:
     """Yield what a check of values raises as BadValueError."""
     try:
         check(*values)
     except BadValueError as error:
-        yield Conflict(path, error.message, error.fix)
+        yield SectionProblem(path, error.message, error.fix)
 
 
 def rejecting(is_bad: Callable[[Any], object], message: str, fix: str) -> WrapValidator:
@@ -237,7 +241,7 @@ Weight = Annotated[float, _number("a weight", _WEIGHT_FIX)]
 Gain = Annotated[float, _number("a gain", _GAIN_FIX, zero=True)]
 """How strongly a controller answers to an error; 0: not at all."""
 Text = Annotated[str, BeforeValidator(parse_text)]
-Prefix = Annotated[str, BeforeValidator(parse_prefix)]
+Prefix = Annotated[str, BeforeValidator(parse_client_id_prefix)]
 Client = Annotated[Text, rejecting(DEFAULT.__eq__, _MANY_CLIENTS, "write the client id of one")]
 QueryClient = Annotated[
     Text,

@@ -5,13 +5,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from metrics.exposition import FigureRows, FigureTable
+from metrics.exposition import MetricRows, MetricTable
 
 from .entities import ClientIdentity, QuotaKind
 from .meter import AdaptedBound, ByteLease, Meter, sensor_name
 from .rules import QuotaSettings, Rule, RuleMatch, RuleTable
 
-OF_SENSORS = FigureTable(
+OF_SENSORS = MetricTable(
     ("quota_entity", "quota"),
     {
         "rate_bytes": (
@@ -176,7 +176,7 @@ class Meters:
         """Yield the sensors of this moment, but for those that have gone when it is theirs."""
         return (each for each in tuple(self.by_name.values()) if not each.retired)
 
-    def figure_rows(self) -> FigureRows:
+    def metric_rows(self) -> MetricRows:
         """Return the sensors with their labels; who has gone when it is its turn is left out."""
         return (((each.entity, str(each.kind)), each) for each in self.iter_meters())
 

@@ -118,7 +118,7 @@ class QuotaPause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveBound:
+class AdaptiveSettings:
     """How a streaming query's bound follows its batches. The configuration checks the ranges."""
 
     batch_interval_ms: float | None = None
@@ -199,7 +199,7 @@ class Rule(RuleKeys):
     """Where the rule stands, such as `quota-proxy.yaml:12`."""
     number: int = 0
     """Its position in the configuration; of two rules with the same keys the lower one wins."""
-    adaptive: AdaptiveBound | None = None
+    adaptive: AdaptiveSettings | None = None
     expected: bool = False
     """Whether its clients are expected to be at their bound: no alert is raised for that."""
     share: "Share | None" = None
@@ -250,7 +250,7 @@ class Rule(RuleKeys):
         told = document["adaptive"]
         adaptive = None
         if told:  # earlier releases only wrote whether there is such a bound
-            adaptive = AdaptiveBound() if told is True else AdaptiveBound(**told)
+            adaptive = AdaptiveSettings() if told is True else AdaptiveSettings(**told)
         readers = ("share", Share.of), ("when", Schedule.of)
         more = {name: read(document[name]) for name, read in readers if name in document}
         return cls(**{**document, "bounds": bounds, "adaptive": adaptive, **more})

@@ -84,7 +84,7 @@ def _level(spare: float, claims: Mapping[Claim, int]) -> float:
     return level + spare / growth
 
 
-def apportioned(count: int, weights: Mapping[Part, int]) -> dict[Part, int]:
+def apportion_by_weight(count: int, weights: Mapping[Part, int]) -> dict[Part, int]:
     """Divide a whole number by weights of 0 or more, not all 0, by largest remainders (Hamilton).
 
     Of equal remainders the first one gets one more.

@@ -108,7 +108,7 @@ def parse_scope(value: object) -> str:
     return value
 
 
-def parse_prefix(value: object) -> str:
+def parse_client_id_prefix(value: object) -> str:
     """Return the text of a client id prefix. Raises BadValueError for anything else."""
     prefix = parse_text(value)
     if prefix == DEFAULT:
@@ -133,7 +133,7 @@ def parse_topic_prefix(value: object) -> str:
 
 
 _PARSERS = {
-    "client-id-prefix": parse_prefix,
+    "client-id-prefix": parse_client_id_prefix,
     "topic": parse_topic,
     "topic-prefix": parse_topic_prefix,
 }

@@ -19,7 +19,7 @@ from proxy.cluster.upstream import (
     LOOP,
     Address,
     UpstreamError,
-    explain_loop,
+    explain_self_loop,
 )
 from proxy.relay.channel import Channel
 from proxy.relay.log_limiter import LogLimiter
@@ -82,7 +82,7 @@ class Brokers:
     def loop(self) -> str | None:
         """What leads to this proxy itself in the place of a broker, and how to mend it."""
         server = next(iter(self.bootstrap.loops), None)
-        return None if server is None else explain_loop(server)
+        return None if server is None else explain_self_loop(server)
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Set a broker's real address, which is beyond doubt until it does not answer."""
@@ -127,7 +127,7 @@ class Brokers:
             server = self.bootstrap.probes.get(client_id)
         if server is not None:
             self.bootstrap.loops[server] += 1
-            raise UpstreamError(LOOP, explain_loop(server))
+            raise UpstreamError(LOOP, explain_self_loop(server))
 
     async def monitor(self) -> None:
         """Probe the cluster until cancelled."""

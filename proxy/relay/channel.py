@@ -163,7 +163,7 @@ def buffer_bytes(connections: int) -> int:
     return min(max(share_bytes, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
 
 
-def bound_buffers(sock: socket.socket, connections: int) -> None:
+def limit_socket_buffers(sock: socket.socket, connections: int) -> None:
     """Bound what the kernel keeps of a connection whose peer does not read, for good.
 
     Left alone, it lets a socket's buffers grow to some MiB: for a client that is held, or does not

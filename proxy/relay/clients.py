@@ -44,7 +44,7 @@ MAX_GONE_CLIENTS = 10_000
 """Clients that left whose byte counters are kept; of more the first to leave are dropped."""
 
 
-class TopicSampler:
+class TopicByteTally:
     """The bytes of a client's topics in one direction, as far as they were walked."""
 
     __slots__ = ("_most", "_names", "_requests", "is_sampled", "sizes", "total_bytes")
@@ -96,7 +96,7 @@ class RequestSampler:
 
     __slots__ = ("_left", "_weight", "lane", "sampler")
 
-    def __init__(self, sampler: TopicSampler) -> None:
+    def __init__(self, sampler: TopicByteTally) -> None:
         self.sampler = sampler
         self.lane: Kind | None = None
         """Counts in its place while it sends requests on."""
@@ -130,8 +130,8 @@ class ClientUsage:
     __slots__ = ("connections", "fetched", "held_ms", "produced", "would_be_s")
 
     def __init__(self, names: TopicNames, sample_every: int) -> None:
-        self.fetched = TopicSampler(names, sample_every)
-        self.produced = TopicSampler(names, sample_every)
+        self.fetched = TopicByteTally(names, sample_every)
+        self.produced = TopicByteTally(names, sample_every)
         self.clear()
 
     def clear(self) -> None:
@@ -148,7 +148,7 @@ class ClientUsage:
         return RequestSampler(samplers[api_key]) if api_key in samplers else None
 
 
-class FetchSample(FetchObserver):
+class SampledFetchObserver(FetchObserver):
     """Records what a Fetch response that is walked has of each topic.
 
     It stands for `weight` requests like it, or is the last of a run of `requests` that all had
@@ -159,7 +159,7 @@ class FetchSample(FetchObserver):
 
     def __init__(
         self,
-        sampler: TopicSampler,
+        sampler: TopicByteTally,
         size: int,
         weight: int = 1,
         requests: int = 1,

@@ -16,7 +16,7 @@ from structlog import get_logger
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.busy import FIRST_USUAL_MS, BusyTime
-from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
+from proxy.quota.connection_quotas import TOO_MANY, ConnectionRejected
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meter import NS_PER_SECOND
@@ -316,7 +316,7 @@ class Connection(PairState):
         """See PairState. A broker that ends loses thousands at once: each is closed in its turn."""
         in_turn = self.services.paced_steps.add
         match error:
-            case MalformedFrame() | ConnectionRefused():
+            case MalformedFrame() | ConnectionRejected():
                 self._reject(error.reason, str(error))
             case UpstreamError():
                 in_turn(partial(self._upstream_error, error.reason, str(error)))

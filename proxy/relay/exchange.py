@@ -13,7 +13,7 @@ from proxy.relay.clients import RequestSampler
 from proxy.relay.interceptor import INTERCEPTED_APIS, InterceptedRequest
 from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED, ApiTimes, ExchangeTimes
-from proxy.relay.topic_traffic import TopicFetch
+from proxy.relay.topic_traffic import TopicFetchObserver
 from proxy.wire.apis import ApiPlan
 from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import RequestHead
@@ -86,7 +86,7 @@ class Exchange:
     """How long the broker may sit on the request for lack of data."""
     expected: InFlightFetch | None = field(default=None, init=False)
     """Counts the response to a Fetch of a bounded client until it comes."""
-    topics: TopicFetch | None = field(default=None, init=False)
+    topics: TopicFetchObserver | None = field(default=None, init=False)
     """Walks the response to a Fetch, where rules name topics."""
     topic_sizes: Mapping[TopicKey, int] | None = field(default=None, init=False)
     """What is read of a Produce request that rules with topics are charged for."""

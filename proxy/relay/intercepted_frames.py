@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from metrics.clock import clock_ms
-from proxy.relay.clients import FetchSample
+from proxy.relay.clients import SampledFetchObserver
 from proxy.relay.exchange import RequestKind
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import InterceptedRequest
@@ -57,7 +57,9 @@ class InterceptedFrames:
                 if (usage := kind.session.usage) is not None:
                     size = run_bytes + count * len(request)
                     of_run = records_bytes if count > 1 else None
-                    sample = FetchSample(usage.fetched, size, requests=count, records_bytes=of_run)
+                    sample = SampledFetchObserver(
+                        usage.fetched, size, requests=count, records_bytes=of_run
+                    )
                     observers.append(sample)
                 _record(kind, response, *filter(None, observers))
         except Exception as error:

@@ -60,7 +60,7 @@ class PairState:
     """Returns the session of a request that begins unlike earlier ones; None: it is taken later.
 
     The first one of a connection waits for the broker's, and for the client's connection_rate.
-    Raises ConnectionRefused when the client may not have this connection.
+    Raises ConnectionRejected when the client may not have this connection.
     """
     send_on: Callable[[], None]
     """Takes no further requests, and lets the client go soon: it is to ask its owner."""

@@ -13,7 +13,7 @@ from structlog import get_logger
 from proxy.cluster.dial import handshake, set_socket_options
 from proxy.cluster.upstream import LOCAL, Address, UpstreamError
 from proxy.relay.brokers import Brokers
-from proxy.relay.channel import Channel, bound_buffers
+from proxy.relay.channel import Channel, limit_socket_buffers
 from proxy.relay.connection import Connection
 from proxy.relay.connection_list import ConnectionList
 from proxy.relay.lifecycle import DRAINING
@@ -182,7 +182,7 @@ class Relay:
             return
         self._per_ip[origin.ip] += 1
         self.connected_through[origin.name] += 1
-        bound_buffers(sock, self.connected)
+        limit_socket_buffers(sock, self.connected)
         silent = SilentConnection(origin, sock.close, sock)
         self.silent.add(silent)
         self._services.paced_steps.add(partial(self._welcome, sock, silent), origin.ip)
@@ -301,7 +301,7 @@ class Relay:
         if failure is not None:
             event = "broker not reached, a bootstrap server stands in"
             self._services.count_upstream_error(failure.reason, node_id, event, detail=str(failure))
-        bound_buffers(channel.sock, self.connected)
+        limit_socket_buffers(channel.sock, self.connected)
         return channel
 
     def _advertise(

@@ -7,7 +7,7 @@ from struct import Struct
 from metrics.clock import MS_PER_SECOND, clock_ms, cpu_ms
 from metrics.lock_free import REQUESTS, VALUE
 from proxy.quota.busy import FIRST_USUAL_MS
-from proxy.quota.connection_quotas import ConnectionRefused
+from proxy.quota.connection_quotas import ConnectionRejected
 from proxy.quota.entities import (
     CONSUMER_BYTE_RATE,
     PRODUCER_BYTE_RATE,
@@ -48,7 +48,7 @@ from proxy.wire.apis import (
     plan_of,
     set_request_version,
 )
-from proxy.wire.fetch import TopicKey, fetch_limit_at, fetch_limits, lower_fetch_bytes
+from proxy.wire.fetch import TopicKey, fetch_limits, lower_fetch_bytes, max_bytes_position
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head, read_request_int
 from proxy.wire.layout import TooManyElements
 from proxy.wire.produce import names_one_topic, read_produced_bytes
@@ -96,12 +96,12 @@ def _plain_response(kind: RequestKind, *, holds: bool) -> int | None:
 
 
 def _check_offered(head: RequestHead, *, passes_unknown: bool) -> None:
-    """Raise ConnectionRefused for a request that may not reach a broker."""
+    """Raise ConnectionRejected for a request that may not reach a broker."""
     api_key, version = head.api_key, head.api_version
     how = plan_of(api_key, version).handling
     if how is Handling.REFUSE or (how is Handling.UNKNOWN and not passes_unknown):
         text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
-        raise ConnectionRefused("unsupported_version", f"{text}: its response may carry addresses")
+        raise ConnectionRejected("unsupported_version", f"{text}: its response may carry addresses")
 
 
 class RequestFlow(FrameFlow):
@@ -160,7 +160,9 @@ class RequestFlow(FrameFlow):
             return
         limit_at: int | None = 0
         if api_key == FETCH and session.quotas.matches:
-            limit_at = fetch_limit_at(version, kind.first.header_end) if kind.max_bytes else None
+            limit_at = (
+                max_bytes_position(version, kind.first.header_end) if kind.max_bytes else None
+            )
         if limit_at is None or not self._may_pass(kind, now_ms):
             return
         kind.lease = lease = session.quotas.lease(kind.bounded_by)
@@ -378,12 +380,12 @@ class RequestFlow(FrameFlow):
             produced.walked(frame_bytes, weight or 1)
 
     def _take_login(self, exchange: Exchange, view: memoryview) -> int:
-        """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
+        """Take the whole of a login. Raises ConnectionRejected for one that is too long."""
         pair, frame_bytes = self._pair, exchange.request_bytes
         max_bytes = pair.client.sasl.max_bytes(exchange.kind.api_key)
         if frame_bytes > max_bytes:
             text = f"a login of {frame_bytes} bytes, more than {max_bytes}"
-            raise ConnectionRefused("too_long", text)
+            raise ConnectionRejected("too_long", text)
         self._count(exchange, frame_bytes)
         self._collecting = exchange
         self.forget_lane()
@@ -592,7 +594,7 @@ class RequestFlow(FrameFlow):
             if self._is_shown and not self._is_for_broker(exchange, memoryview(frame)):
                 return
         elif self._is_raw_login(exchange, frame):
-            raise ConnectionRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
+            raise ConnectionRejected("unsupported_sasl", "SaslHandshake version 0, use version 1")
         self._send(frame)
         exchange.timed.sent_on(clock_ms())
         if exchange.seen is not None:

@@ -8,7 +8,7 @@ from proxy.quota.busy import BusyTime
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meters import ThrottleTime, longest_throttle
-from proxy.relay.clients import FetchSample
+from proxy.relay.clients import SampledFetchObserver
 from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.lane import Lane
@@ -255,7 +255,7 @@ class ResponseFlow(FrameFlow):
         usage, weight = kind.session.usage, 1 if any(observers) else exchange.weight
         if usage is not None and weight:  # what is walked anyway stands for itself alone
             size = exchange.request_bytes + frame_bytes
-            observers.append(FetchSample(usage.fetched, size, weight))
+            observers.append(SampledFetchObserver(usage.fetched, size, weight))
         walked, body_bytes = filter(None, observers), frame_bytes - start
         follows_batches = exchange.is_wait_doubtful  # it asks where each one's records end
         walker = FetchWalker(kind.version, body_bytes, *walked, follows_batches=follows_batches)

@@ -7,8 +7,8 @@ from metrics import CounterChild
 from metrics.lock_free import VALUE
 from proxy.cluster.upstream import Address
 from proxy.quota.client_quotas import ClientQuotas
-from proxy.quota.connection_quotas import ConnectionSlot
-from proxy.quota.entities import ClientIdentity, QuotaKind, known_client_id
+from proxy.quota.connection_quotas import CountedConnection
+from proxy.quota.entities import ClientIdentity, QuotaKind, shortened_client_id
 from proxy.quota.gate import FetchSizes
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.listener import ClientOrigin
@@ -146,7 +146,7 @@ class Identification:
         self._is_warned = False
         self.current: ClientSession | None = None
         """None before the first request, and between a login and the next one."""
-        self.slot: ConnectionSlot | None = None
+        self.slot: CountedConnection | None = None
         """Among the client's connections; None while it is not known whose this is."""
 
     def enter(
@@ -155,12 +155,12 @@ class Identification:
         """Give the connection a place among its client's; return for how many ms it is to wait.
 
         To be called before a request begins a session. Until a login that decides whose it is,
-        it has none. For `give_way` see ConnectionSlot. Raises ConnectionRefused.
+        it has none. For `give_way` see CountedConnection. Raises ConnectionRejected.
         """
         if self.current is not None and (self._client_id or client_id == self._client_id):
             return 0.0
         client_id = self._client_id or client_id
-        identity = ClientIdentity(self._origin.name, self._user, known_client_id(client_id))
+        identity = ClientIdentity(self._origin.name, self._user, shortened_client_id(client_id))
         if self.slot is not None and self.slot.identity == identity:
             return 0.0
         quotas = self._services.connection_quotas
@@ -185,14 +185,14 @@ class Identification:
                     self._services.log.warning(
                         "client id changes within a connection, the first one counts",
                         first=self._client_id,
-                        now=known_client_id(client_id),
+                        now=shortened_client_id(client_id),
                         reason="client_id",
                         **self._origin.about,
                     )
                 return session
             session.close()
         self._client_id = client_id = self._client_id or client_id  # also after a login
-        identity = ClientIdentity(self._origin.name, self._user, known_client_id(client_id))
+        identity = ClientIdentity(self._origin.name, self._user, shortened_client_id(client_id))
         self.current = ClientSession(self._services, identity, self._origin)
         return self.current
 

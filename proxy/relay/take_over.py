@@ -189,7 +189,7 @@ class ReplacedProxy(Protocol):
         """Drain, then close everything."""
 
 
-class OldProcess:
+class TakeOverServer:
     """Lets one successor at a time take the place of this proxy; `stop` is set when it serves.
 
     If the successor dies before that, this proxy serves on, and the next one may come.

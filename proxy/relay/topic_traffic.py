@@ -177,7 +177,7 @@ class TopicTraffic:
 
     def expect(
         self, granted_bytes: int, now_ms: float, *, holds: bool, paid: dict[Gate, int]
-    ) -> tuple[int, "TopicFetch"]:
+    ) -> tuple[int, "TopicFetchObserver"]:
         """Return how many bytes a Fetch may ask for, and what counts and walks its response.
 
         Where it asks for other topics than bounded ones, too, it may have what a single Fetch may,
@@ -210,7 +210,7 @@ class TopicTraffic:
             for meter, known in sizes.items()
             for level in meter.levels
         }
-        return granted_bytes, TopicFetch(self, fetches, is_of_one=len(found) == 1)
+        return granted_bytes, TopicFetchObserver(self, fetches, is_of_one=len(found) == 1)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
@@ -246,7 +246,7 @@ class TopicTraffic:
         return list(dict.fromkeys(each for each in found if each is not None))
 
 
-class TopicFetch(FetchObserver):
+class TopicFetchObserver(FetchObserver):
     """A Fetch whose response is walked for the bytes of its topics."""
 
     __slots__ = ("_fetches", "_had", "_is_of_one", "_number", "_traffic")

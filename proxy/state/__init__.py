@@ -6,10 +6,10 @@ Who writes often, on the event loop, has `Store.write`.
 from .kafka.kafka_store import KafkaStore
 from .kafka.slot_store import SlotStore
 from .kafka.slot_table import GroupFence
+from .probed_store import ProbedStore
 from .sqlite import SqliteStore, open_or_start_empty, read_snapshot
 from .state_records import JsonDataclass, RecordFormat, UnwrittenRecords
 from .store import Document, Json, MemoryStore, Record, StateError, Store
-from .watched import WriteProbe
 
 __all__ = [
     "Document",
@@ -18,6 +18,7 @@ __all__ = [
     "JsonDataclass",
     "KafkaStore",
     "MemoryStore",
+    "ProbedStore",
     "Record",
     "RecordFormat",
     "SlotStore",
@@ -25,7 +26,6 @@ __all__ = [
     "StateError",
     "Store",
     "UnwrittenRecords",
-    "WriteProbe",
     "open_or_start_empty",
     "read_snapshot",
 ]

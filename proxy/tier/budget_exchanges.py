@@ -103,7 +103,7 @@ class _Use:
         return self.is_urgent or now_ms - self.asked_ms >= ASK_EVERY_MS
 
 
-class BudgetExchanges:
+class BudgetLeasing:
     """Those of this member: `owners` gives the member that owns each slot, and all members.
 
     `keys` gives the keys in force: what is divided among members follows from them.

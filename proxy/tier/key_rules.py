@@ -22,7 +22,7 @@ from proxy.quota.rules import Rule, RuleTable
 from proxy.state import Record, SlotStore, StateError, Store
 from proxy.state.state_records import key_parts
 from proxy.tier.quota_keys import PIPELINE, LinkedClients, QuotaKeys
-from proxy.tier.records import COMMON_SLOT, OWED, WATCH
+from proxy.tier.tier_store import COMMON_SLOT, OWED, WATCH
 
 KEYS_KEY = "tier/keys"
 """Of the record, in the common slot."""
@@ -48,7 +48,7 @@ class KeyDefinition:
     @classmethod
     def of(cls, config: Config) -> Self:
         """Return those of a configuration, its rules as a member has them in force."""
-        return cls(rules_text(RuleTable(config.quota_settings.rules).rules), client_sets(config))
+        return cls(rules_text(RuleTable(config.quota_settings.rules).rules), linked_clients(config))
 
     def keys(self) -> QuotaKeys:
         """Make the keys; of 10,000 rules in 0.5 s. Raises as `Rule.of`."""
@@ -125,7 +125,7 @@ class TierRules:
 
     def use_config(self, config: Config) -> None:
         """Follow another configuration."""
-        self._own = KeyDefinition(self._own.rules, client_sets(config))
+        self._own = KeyDefinition(self._own.rules, linked_clients(config))
         self.digest = digest_of(KeyDefinition.of(config).text())
 
     async def propose(self, store: SlotStore) -> bool:
@@ -172,7 +172,7 @@ def digest_in_force(table: RuleTable, *, enforce: bool) -> str:
     return digest_of(f"[{rules_text(table.rules)},{_json([pauses, enforce])}]")
 
 
-def client_sets(config: Config) -> tuple[LinkedClients, ...]:
+def linked_clients(config: Config) -> tuple[LinkedClients, ...]:
     """Return the clients that belong together: of each pipeline, and of each query."""
     of_query = {query.name: query.client_id for query in config.queries}
     found: list[LinkedClients] = []
@@ -186,9 +186,9 @@ def client_sets(config: Config) -> tuple[LinkedClients, ...]:
     return tuple(found)
 
 
-def keys_of(config: Config, table: RuleTable) -> QuotaKeys:
+def quota_keys_of(config: Config, table: RuleTable) -> QuotaKeys:
     """Return the keys by which members share the clients."""
-    return QuotaKeys(table.rules, client_sets(config))
+    return QuotaKeys(table.rules, linked_clients(config))
 
 
 def find_undivided_rules(config: Config, table: RuleTable, keys: QuotaKeys) -> Iterator[str]:

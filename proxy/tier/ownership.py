@@ -27,9 +27,9 @@ from proxy.tier.key_rules import TierRules
 from proxy.tier.peer_client import PeerError
 from proxy.tier.peers import Peers
 from proxy.tier.quota_keys import QuotaKeys
-from proxy.tier.records import COMMON_SLOT, take_debts, write_debts
 from proxy.tier.slot_balance import Owners, stand_in_of
 from proxy.tier.slot_map import SLOTS, SlotMap, SlotSteering
+from proxy.tier.tier_store import COMMON_SLOT, take_debts, write_debts
 
 TAKE_RETRY_S = 0.5
 """After slots could not be taken, or given."""

@@ -55,7 +55,7 @@ class SlotLoad(NamedTuple):
 NO_LOAD = SlotLoad(0.0, 0.0)
 
 Placement: TypeAlias = Callable[[Owners, Sequence[str], Mapping[int, SlotLoad]], Owners]
-"""Returns the wanted member of each slot, as `placed_slots`."""
+"""Returns the wanted member of each slot, as `place_slots`."""
 
 
 class _Shares:
@@ -125,7 +125,7 @@ class _Shares:
         return None if best is None else best[-1]
 
 
-def placed_slots(
+def place_slots(
     owners: Owners, members: Collection[str], loads: Mapping[int, SlotLoad]
 ) -> list[str]:
     """Return the wanted owner of each slot, one of the `members`, of which there is at least one.

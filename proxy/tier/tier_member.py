@@ -26,18 +26,18 @@ from proxy.relay.relay import Relay
 from proxy.slices import TimeSlicer
 from proxy.state import Document, StateError, Store
 from proxy.tasks import end_tasks, wait_at_most
-from proxy.tier.budget_exchanges import BudgetExchanges
+from proxy.tier.budget_exchanges import BudgetLeasing
 from proxy.tier.group.group_documents import Assignment, Subscription
-from proxy.tier.group.group_member import GroupMember, group_beside
+from proxy.tier.group.group_member import GroupMember, find_conflicting_group
 from proxy.tier.key_rules import TierRules
 from proxy.tier.ownership import OwnedSlots, SlotOwnership
 from proxy.tier.peer_client import PeerClient, Target
 from proxy.tier.peers import Peers
 from proxy.tier.reachability import ReachabilityProbe
-from proxy.tier.records import WATCH, TierStore, slot_key
 from proxy.tier.slot_loads import SlotLoadMonitor
 from proxy.tier.slot_map import AdvertisedListener, MemberAddresses, SlotSteering
-from proxy.tier.visits import VisitExchanges
+from proxy.tier.tier_store import WATCH, TierStore, slot_key
+from proxy.tier.visits import VisitReporting
 
 JOIN_LIMIT_S = 60.0
 """For a new member; a dead one may be waited for meanwhile, which takes its session."""
@@ -119,9 +119,9 @@ class TierMember:
         self.keep = ownership.keep
         self._steering = steering
         relay.brokers.on_learned = self._learned
-        self._exchanges = VisitExchanges(quotas, steering, peers)
+        self._exchanges = VisitReporting(quotas, steering, peers)
         self.visited = self._exchanges.charge
-        self._budgets = BudgetExchanges(name, quotas, peers, ownership.serving, lambda: rules.keys)
+        self._budgets = BudgetLeasing(name, quotas, peers, ownership.serving, lambda: rules.keys)
         self.lease = self._budgets.lease
         self._member: GroupMember | None = None
         """None while this process is not to be in the group."""
@@ -194,7 +194,7 @@ class TierMember:
             self._cluster_id = metadata.cluster_id
             topic = self._config.state.topic
             brokers = [(broker.host, broker.port) for broker in metadata.brokers]
-            other = await group_beside(client, self._group_id, topic, brokers)
+            other = await find_conflicting_group(client, self._group_id, topic, brokers)
             if other is not None:
                 text = f"topic {topic} holds the state of another tier, with members in {other}"
                 raise StateError(text, "name another topic as state.topic, or stop that tier")

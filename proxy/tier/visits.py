@@ -55,7 +55,7 @@ def read_visit(row: Sequence[Any]) -> Visit:
     return Visit(ClientIdentity(listener, user, client_id), address, kind, amount)
 
 
-class VisitExchanges:
+class VisitReporting:
     """Those of this member, of visitors that `steering` sees."""
 
     def __init__(self, quotas: QuotaManager, steering: SlotSteering, peers: Peers) -> None:

@@ -16,7 +16,7 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.slices import TimeSlicer
 from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of, quantile_of, rates_descending
-from proxy.usage.usage_topic import UsageTopic, usage_messages
+from proxy.usage.usage_topic import UsageTopic, fetched_values
 
 READ_LIMIT_S = 25.0
 """How long records are read: the command waits 30 s for the answer."""
@@ -94,8 +94,8 @@ class ObservedUsage:
     """How many rates are kept by interval."""
 
     def adding(self, topic: str, part: Any, positions: dict[int, int]) -> Iterator[None]:
-        """Add in small steps what was fetched of a partition; see `usage_messages`."""
-        for value in usage_messages(topic, part, positions):
+        """Add in small steps what was fetched of a partition; see `fetched_values`."""
+        for value in fetched_values(topic, part, positions):
             self.add_message(part.partition_index, value)
             yield
 
@@ -169,7 +169,7 @@ async def read_observed(
 ) -> ObservedUsage:
     """Return what the records of a time and later say, of all members.
 
-    Raises UpstreamError, RefusedError and StateError.
+    Raises UpstreamError, NonRetriableError and StateError.
     """
     observed = ObservedUsage(max_clients)
     with closing(UsageTopic(way, topic_name)) as topic:

@@ -21,8 +21,8 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.exposition import OTHER
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.quota.shares import apportioned
-from proxy.relay.clients import ClientUsage, Direction, TopicSampler
+from proxy.quota.shares import apportion_by_weight
+from proxy.relay.clients import ClientUsage, Direction, TopicByteTally
 from proxy.slices import TimeSlicer
 from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of
 from proxy.usage.usage_topic import UsageWriter
@@ -60,7 +60,7 @@ class TopicShares:
         self.sizes: Counter[str | None] = Counter()
         self.total_bytes, self.is_sampled = 0, False
 
-    def take(self, sampler: TopicSampler) -> None:
+    def take(self, sampler: TopicByteTally) -> None:
         """Take from a sampler what it has."""
         self.sizes.update(sampler.sizes)
         self.total_bytes += sampler.total_bytes
@@ -76,16 +76,16 @@ class TopicShares:
         walked = sum(self.sizes.values())
         if not self.total_bytes:
             if count and self._last:
-                return apportioned(count, self._last), True
+                return apportion_by_weight(count, self._last), True
             return {None: count}, False
         sizes, is_sampled = self.sizes, self.is_sampled
         self._last = {None: max(self.total_bytes - walked, 0), **sizes}
         self._clear()
         if is_sampled:
-            return apportioned(count, self._last), True
+            return apportion_by_weight(count, self._last), True
         if walked <= count:
             return {None: count - walked, **sizes}, False
-        parts = {None: 0, **apportioned(count, sizes)}
+        parts = {None: 0, **apportion_by_weight(count, sizes)}
         self.sizes.update({topic: size - parts[topic] for topic, size in sizes.items()})
         self.total_bytes = sum(self.sizes.values())
         return parts, False
@@ -235,7 +235,7 @@ class UsageMeter:
         parts, sampled = usage.shares.divide(usage.topic_bytes)
         parts[None] = parts.get(None, 0) + usage.bytes - usage.topic_bytes
         weights: Mapping[str | None, int] = parts if usage.bytes else {None: 1}
-        requests = apportioned(usage.requests, weights)
+        requests = apportion_by_weight(usage.requests, weights)
         topics = [each for each in sorted(parts, key=lambda each: -parts[each]) if parts[each]]
         for number, topic in enumerate(topics or [None]):
             yield {

@@ -19,10 +19,10 @@ from structlog import get_logger
 from metrics import UsageInstruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.cluster.upstream import RefusedError, UpstreamError
+from proxy.cluster.upstream import NonRetriableError, UpstreamError
 from proxy.slices import TimeSlicer
 from proxy.state import StateError
-from proxy.state.kafka.messages import GZIP_CODE, record_batches
+from proxy.state.kafka.messages import GZIP_CODE, decode_batches
 from proxy.state.kafka.state_topic import COMPACT, StateTopic
 from proxy.usage.usage_record import UsageKey, UsageRecord, message_key
 
@@ -73,7 +73,7 @@ class UsageTopic(StateTopic):
         await self.retry(lambda: self.by_leader(range(self.partitions)))
         try:
             policy = (await self.retry(self._configs)).get("cleanup.policy")
-        except RefusedError:
+        except NonRetriableError:
             return
         if policy is not None and COMPACT in policy:
             raise StateError(
@@ -147,14 +147,14 @@ def _batch(records: Sequence[UsageRecord]) -> tuple[bytes, int]:
     return bytes(batch.build()), count
 
 
-def usage_messages(topic: str, part: Any, positions: dict[int, int]) -> Iterator[bytes | None]:
+def fetched_values(topic: str, part: Any, positions: dict[int, int]) -> Iterator[bytes | None]:
     """Yield the values of what was fetched of a partition, from its position on, which goes along.
 
     None for a message without, or a batch that is damaged or in a compression that is not read.
     """
     number = part.partition_index
     try:
-        for batch, messages in record_batches(topic, part):
+        for batch, messages in decode_batches(topic, part):
             for message in messages:
                 if message.offset >= positions[number]:
                     yield message.value
@@ -267,7 +267,7 @@ class UsageWriter:
         if self._problem != kind:
             self._problem, name = kind, self._topic.name
             fix = "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
-            if isinstance(error, RefusedError):
+            if isinstance(error, NonRetriableError):
                 fix = f"let quota-proxy create, describe, read and write topic {name}"
                 if error.error_code == INVALID_TIMESTAMP:
                     fix = "set this machine's clock, which is ahead of that of the brokers"

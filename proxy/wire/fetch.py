@@ -159,7 +159,7 @@ def lower_fetch_bytes(
         INT32.pack_into(frame, pos + limit, min(asked_bytes, part_bytes))
 
 
-def fetch_limit_at(version: int, start: int) -> int | None:
+def max_bytes_position(version: int, start: int) -> int | None:
     """Return where a Fetch request, whose body is at `start`, says how many bytes it takes at most.
 
     None before version 3: only its partitions have limits.

@@ -4,7 +4,7 @@ from struct import Struct
 from typing import TypeAlias
 
 from proxy.wire.apis import FETCH
-from proxy.wire.fetch import fetch_limit_at
+from proxy.wire.fetch import max_bytes_position
 from proxy.wire.frames import FrameShape, frame_shape
 from proxy.wire.layout import (
     PartitionRow,
@@ -43,7 +43,7 @@ def fetch_run_shape(
     body = memoryview(request)[request_at:]
     layout, answer = request_layout(FETCH, version), response_layout(FETCH, version)
     asked = request_partitions(FETCH, version, "partition", "fetch_offset")
-    limit_at = fetch_limit_at(version, request_at)
+    limit_at = max_bytes_position(version, request_at)
     if "session_epoch" not in layout.fields or limit_at is None:
         raise ValueError("a version that is not like most")
     wanted: list[PartitionRow] = []

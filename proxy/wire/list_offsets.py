@@ -31,7 +31,7 @@ _INT64 = Struct(">q")
 _OFFSET_AT = Struct(">ihq").size  # behind partition_index, error_code and timestamp
 _NO_ERROR, _NO_TIMESTAMP, _NO_LEADER_EPOCH = 0, -1, -1
 
-MAX_KEPT, MAX_KEPT_BYTES = 1024, 256
+MAX_LOOKUPS_KEPT, MAX_LOOKUP_BYTES = 1024, 256
 """How many look-ups and answers are kept, and the longest look-up of these: an executor asks the
 same around each poll, and only the number in the header is another."""
 
@@ -61,7 +61,7 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
     Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame and
     TooManyElements.
     """
-    if len(body) <= MAX_KEPT_BYTES:
+    if len(body) <= MAX_LOOKUP_BYTES:
         asked = _read_again(version, bytes(body))
     else:
         asked = _read_request(version, body)
@@ -85,7 +85,7 @@ def _read_request(version: int, body: Buffer) -> tuple[int, Mapping[TopicPartiti
     return levels[0] if levels else READ_UNCOMMITTED, MappingProxyType(timestamps)
 
 
-_read_again = lru_cache(MAX_KEPT)(_read_request)
+_read_again = lru_cache(MAX_LOOKUPS_KEPT)(_read_request)
 
 
 @cache
@@ -143,7 +143,7 @@ def list_offsets_response(
     return bytes(frame)
 
 
-@lru_cache(MAX_KEPT)
+@lru_cache(MAX_LOOKUPS_KEPT)
 def _answer_like(version: int, topic: str, index: int) -> tuple[bytes, int]:
     """Return an answer for one partition, and where its offset is."""
     frame = _answer(version, 0, {(topic, index): 0})

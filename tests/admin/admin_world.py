@@ -15,13 +15,13 @@ from yarl import URL
 from metrics.member_names import ONLY_MEMBER
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
-from proxy.admin.history import History
+from proxy.admin.history import RateHistory
 from proxy.admin.port.guard import AccessRules, AdminToken
 from proxy.admin.server import AdminServer
 from proxy.config.endpoints import HostPort
 from proxy.config.models import AdminSection
 from proxy.pipeline.running_pipeline import RunningPipeline
-from proxy.progress.query import QueryProgress
+from proxy.progress.query import FollowedQuery
 from proxy.progress.report import QueryScope
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
@@ -101,7 +101,7 @@ class NoQueries:
     async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
         raise AssertionError(f"nobody reports here: {raw!r} of {scope}")
 
-    def progress(self) -> Sequence[QueryProgress]:
+    def progress(self) -> Sequence[FollowedQuery]:
         return ()
 
     def pressure(self) -> Mapping[str, Mapping[str, object]]:
@@ -131,7 +131,7 @@ class AdminWorld(QuotaWorld):
         self.store = Disk()
         self.audit = AuditLog(self.store)
         self.rules = RuleRegistry(self.quotas, self.store, settings)
-        self.history = History(self.quotas.measured_rates)
+        self.history = RateHistory(self.quotas.measured_rates)
         self.meter = UsageMeter(self.instruments.bytes_total, {}, lambda: self.quotas.table)
         self.records: list[UsageRecord] = []
         self.max_clients = 100
@@ -204,7 +204,7 @@ class AdminWorld(QuotaWorld):
         return send
 
 
-def tick(history: History, now_ms: float) -> bool:
+def tick(history: RateHistory, now_ms: float) -> bool:
     """Take a sample if one is due; return whether it was."""
     return len(list(history.sample(lambda: now_ms))) > 0
 

@@ -9,7 +9,7 @@ from admin_world import HOSTILE
 from parts.lone_pipeline import lone_pipeline
 from spark_world import SparkWorld
 
-from proxy.pipeline.completion import Completion, StageBatch
+from proxy.pipeline.completion import CompletionTracker, StageBatch
 from proxy.pipeline.graph import (
     PendingLimit,
     PipelineSettings,
@@ -76,7 +76,7 @@ class Line:
     @classmethod
     def of(cls, settings: PipelineSettings, now_ms: float) -> "Line":
         flow = lone_pipeline(settings, now_ms, NOW_S)
-        flow.completion = Completion(
+        flow.completion = CompletionTracker(
             flow.graph, UnwrittenRecords(), random=Random(1), now_ms=now_ms, now_s=NOW_S
         )
         return cls(settings, flow)

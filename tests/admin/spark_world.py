@@ -15,18 +15,18 @@ from proxy.backpressure.query_advice import advise
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import SkipReason
-from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
+from proxy.progress.query import FollowedQuery, ProgressSettings, QuerySettings
 from proxy.progress.report import ALL_QUERIES, QueryScope, ReportRefused, parse_report
-from proxy.progress.tracker import Reader
+from proxy.progress.tracker import QueryReader
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.quota.rules import AdaptiveSettings, Rule
 
 REPORTS = "/v1/spark/batches"
 BYTES_PER_RECORD = 1000
 ADAPTIVE = Rule(
     client_id="etl-payments",
     bounds={CONSUMER: 10 * MIB},
-    adaptive=AdaptiveBound(batch_interval_ms=2000.0, estimator="pid"),
+    adaptive=AdaptiveSettings(batch_interval_ms=2000.0, estimator="pid"),
     place="quota-proxy.yaml:18",
     number=4,
 )
@@ -84,7 +84,7 @@ class SparkWorld(AdminWorld, QueryWorld):
             "bound": pressed[0].bound if pressed else None,
         }
 
-    def progress(self) -> Iterable[QueryProgress]:
+    def progress(self) -> Iterable[FollowedQuery]:
         return self.registry.queries
 
     def pressure(self) -> Mapping[str, Mapping[str, object]]:
@@ -156,7 +156,7 @@ class Job:
         self.step += step
         high = low + step
         end = max(high, self.log_end)
-        reader = Reader(query)
+        reader = QueryReader(query)
         for number in range(self.partitions):
             given = (number, 0, end, end, 0, size, high)
             reader.fetch_asked(self.topic, None, [(number, low)], self.world.now_ms)

@@ -10,7 +10,7 @@ from aiohttp import hdrs
 from proxy.admin.server import AdminServer
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleOrigin, RuleRegistry
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
 
 ETL = "/v1/quotas/client-id=etl-orders"
 HOSTILE = (
@@ -226,7 +226,7 @@ async def test_a_rule_is_shown_with_all_that_it_has(world: AdminWorld, ask: Ask)
     rule = Rule(
         client_id="all",
         bounds=bounds,
-        adaptive=AdaptiveBound(batch_interval_ms=2000.0),
+        adaptive=AdaptiveSettings(batch_interval_ms=2000.0),
         expected=True,
         enforce=False,
         place="f:1",

@@ -10,7 +10,7 @@ from chromium import Page, text
 from status_page import CLIENTS, visited
 from terminal import run_once
 
-from proxy.admin import pages
+from proxy.admin import pagination
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments
 
 
@@ -174,8 +174,8 @@ def test_budgets_of_members_are_one():
         "older": {},
     }
     _, budgets = TABLES["/v1/budgets"]
-    (merged,) = budgets(MemberDocuments(by_member, pages.PageRequest(9)))["budgets"]
+    (merged,) = budgets(MemberDocuments(by_member, pagination.PageRequest(9)))["budgets"]
     assert (merged["rate"], merged["active_clients"], merged["waiting"]) == (150.2, 3, 1)
     assert (merged["throttled"], merged["holds"], merged["held_s"]) == (True, 4, 1.0)
     assert (merged["bound"], merged["leased"], "member" in merged) == (200.0, 200.0, False)
-    assert budgets(MemberDocuments(by_member, pages.PageRequest(0))) == {"budgets": []}
+    assert budgets(MemberDocuments(by_member, pagination.PageRequest(0))) == {"budgets": []}

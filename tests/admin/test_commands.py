@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.admin.commands import operator_commands
-from proxy.admin.commands.operator_commands import AdminPortClient, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminClientError, AdminPortClient
 from proxy.cli import main
 
 NOBODY = "http://127.0.0.1:1"
@@ -90,7 +90,7 @@ async def test_the_doctor_finds_that_another_server_is_no_proxy(capfd, tmp_path,
 async def test_a_list_without_an_end_is_given_up(monkeypatch, limit: str):
     monkeypatch.setattr(operator_commands, limit, 0.2 if limit == "WALK_LIMIT_S" else 1000)
     async with other_server(b'{"quotas": [], "next": "x"}') as url:
-        with pytest.raises(AdminRefusal, match="/v1/quotas does not end"):
+        with pytest.raises(AdminClientError, match="/v1/quotas does not end"):
             await asyncio.to_thread(AdminPortClient(url).rows, "/v1/quotas", "quotas")
 
 
@@ -105,20 +105,20 @@ async def test_a_refusal_steers_no_terminal(capfd, body: bytes):
 @pytest.mark.parametrize("head", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\nx: "])
 async def test_an_answer_that_trickles_for_ever_is_given_up(head: bytes):
     async with other_server(b"", head, b" ") as url:
-        with pytest.raises(AdminRefusal):
+        with pytest.raises(AdminClientError):
             await asyncio.to_thread(AdminPortClient(url, timeout_s=0.2).read, "/metrics")
 
 
 async def test_an_answer_that_has_no_end_is_given_up(monkeypatch):
     monkeypatch.setattr(operator_commands, "MAX_REPLY_BYTES", 1 << 20)
     async with other_server(b"", endless=b" " * (1 << 18)) as url:
-        with pytest.raises(AdminRefusal, match="its answer is above 1048576 bytes"):
+        with pytest.raises(AdminClientError, match="its answer is above 1048576 bytes"):
             await asyncio.to_thread(AdminPortClient(url).read, "/metrics")
 
 
 async def test_an_answer_that_is_cut_off_is_none():
     async with other_server(b"{}", b"HTTP/1.0 200 OK\r\nContent-Length: 10\r\n\r\n") as url:
-        with pytest.raises(AdminRefusal, match="not completed"):
+        with pytest.raises(AdminClientError, match="not completed"):
             await asyncio.to_thread(AdminPortClient(url).read, "/metrics")
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from status_page import visited
 
 from proxy.admin.commands.asking_commands import run_connections
-from proxy.admin.commands.operator_commands import AdminPortClient, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminClientError, AdminPortClient
 from proxy.quota.entities import ClientIdentity
 
 LEAST_ROUNDS = 5
@@ -158,7 +158,7 @@ async def test_the_command_prints_a_table(world: AdminWorld, connected: Connecte
 
 
 def test_a_proxy_that_is_not_there_is_said():
-    with pytest.raises(AdminRefusal, match="fix: start the proxy"):
+    with pytest.raises(AdminClientError, match="fix: start the proxy"):
         run_connections(AdminPortClient("http://127.0.0.1:1"), "", 1)
 
 

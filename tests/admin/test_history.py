@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin import history as history_module
-from proxy.admin.history import HISTORY_INTERVAL_MS, History
+from proxy.admin.history import HISTORY_INTERVAL_MS, RateHistory
 from proxy.quota.meter import Meter
 from proxy.quota.rules import Rule
 
@@ -33,13 +33,13 @@ class Rows:
 
 
 def test_a_sample_is_taken_every_interval_however_often_it_ticks():
-    history = History(Rows(row("a", 1.0)))
+    history = RateHistory(Rows(row("a", 1.0)))
     taken = [tick(history, START_MS + second * 1000.0) for second in range(31)]
     assert [second for second, was in enumerate(taken) if was] == [0, 5, 10, 15, 20, 25, 30]
 
 
 def test_late_ticks_do_not_stretch_the_time():
-    history = History(Rows(row("a", 1.0)))
+    history = RateHistory(Rows(row("a", 1.0)))
     ticks = [START_MS + step * 1700.0 for step in range(2000)]
     sampled = [now_ms for now_ms in ticks if tick(history, now_ms)]
     mean_ms = (sampled[-1] - sampled[0]) / (len(sampled) - 1)
@@ -48,7 +48,7 @@ def test_late_ticks_do_not_stretch_the_time():
 
 
 def test_a_pause_is_not_made_up_for():
-    history = History(Rows(row("a", 1.0)))
+    history = RateHistory(Rows(row("a", 1.0)))
     tick(history, START_MS)
     later_ms = START_MS + 3_600_000.0
     assert [tick(history, later_ms + step) for step in (0.0, 1.0, 2.0)] == [True, False, False]
@@ -57,7 +57,7 @@ def test_a_pause_is_not_made_up_for():
 def test_the_document_has_rates_and_the_changes_of_the_bound(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(history_module, "SAMPLES", 4)
     rows = Rows()
-    history = History(rows)
+    history = RateHistory(rows)
     for step, (rate, bound) in enumerate([(9, 5), (1, 10), (2, 10), (3.04, 20), (4, 20)]):
         rows.now = [row("a", rate, bound)]
         tick(history, START_MS + step * INTERVAL_MS)
@@ -70,7 +70,7 @@ def test_the_document_has_rates_and_the_changes_of_the_bound(monkeypatch: pytest
 
 def test_idle_sensors_are_not_taken_in_and_gone_ones_are_forgotten():
     rows = Rows(row("idle", 0.0), row("busy", 1.0))
-    history = History(rows)
+    history = RateHistory(rows)
     tick(history, START_MS)
     assert history.document(row("idle", 0.0)[0]) is None
     rows.now = [row("busy", 0.0)]
@@ -90,7 +90,7 @@ def test_idle_sensors_are_not_taken_in_and_gone_ones_are_forgotten():
 )
 def test_those_closest_to_their_bound_stay(steps: list[dict[str, float]]):
     rows = Rows()
-    history = History(rows)
+    history = RateHistory(rows)
     peaks: dict[str, float] = {}
     for step, rates in enumerate(steps):
         rows.now = [row(entity, rate) for entity, rate in rates.items()]

@@ -5,7 +5,7 @@ from heapq import nlargest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.pages import PageBuilder, PageRequest
+from proxy.admin.pagination import PageBuilder, PageRequest
 
 
 @given(st.lists(st.integers(0, 5)), st.integers(0, 8))

@@ -3,7 +3,7 @@
 import asyncio
 
 from proxy.admin import request_times
-from proxy.admin.request_times import watch_lag
+from proxy.admin.request_times import watch_loop_lag
 
 TIMES = 3
 
@@ -19,7 +19,7 @@ async def test_a_timer_that_is_late_is_seen_and_an_early_one_is_not(monkeypatch)
         if len(seen) == TIMES:
             enough.set()
 
-    watch = asyncio.create_task(watch_lag(observe, lambda: next(clock, 300.0)))
+    watch = asyncio.create_task(watch_loop_lag(observe, lambda: next(clock, 300.0)))
     async with asyncio.timeout(10.0):
         await enough.wait()
     watch.cancel()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from proxy.admin.client_documents import IS_VISIT
 from proxy.admin.history import merged_chart
-from proxy.admin.pages import Key, PageRequest, cursor_of
+from proxy.admin.pagination import Key, PageRequest, cursor_of
+from proxy.admin.peers.fan_out_middleware import client_of_report
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments
-from proxy.admin.peers.tier_answers import client_of_report
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.quota.entities import QuotaKind
 

@@ -8,7 +8,7 @@ from chromium import PHONE, WIDE, Page, text
 from spark_world import Job, SparkWorld, scene
 from status_page import OPEN_QUERY, PARTITIONS, QUERIES, query_row, visited
 
-from proxy.progress.query import LastBatch, QueryProgress
+from proxy.progress.query import FollowedQuery, LastBatch
 from proxy.progress.report import ReportRefused
 
 SHOWN = f"{QUERIES} === 5"
@@ -50,7 +50,7 @@ class WithBatch:
         self.pipelines = spark.pipelines
         self._spark = spark
 
-    def progress(self) -> list[QueryProgress]:
+    def progress(self) -> list[FollowedQuery]:
         ended_ms = self._spark.now_ms - 30_000.0
         queries = list(self._spark.progress())
         for query in queries:

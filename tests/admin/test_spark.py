@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parts.reports import uuid
 from spark_world import REPORTS, Job, SparkWorld
 
-from proxy.admin.pages import PageRequest
+from proxy.admin.pagination import PageRequest
 from proxy.admin.query_documents import (
     COST_FACTOR,
     MAX_QUERY_SUMMARIES,
@@ -23,7 +23,7 @@ from proxy.admin.query_documents import (
 )
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import QuerySettings
-from proxy.progress.report import MAX_REPORT_BYTES, Refusal
+from proxy.progress.report import MAX_REPORT_BYTES, RefusalReason
 from proxy.slices import TimeSlicer
 
 JSON = {"Content-Type": "application/json"}
@@ -63,27 +63,27 @@ def changed(document: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 
 REFUSED = {
-    "not JSON": (Refusal.MALFORMED, 400, lambda _: b"{"),
-    "unknown event": (Refusal.MALFORMED, 400, lambda r: changed(r, event="paused")),
-    "nobody": (Refusal.NO_CLIENT, 400, lambda r: changed(r, name=None, client_id=None)),
+    "not JSON": (RefusalReason.MALFORMED, 400, lambda _: b"{"),
+    "unknown event": (RefusalReason.MALFORMED, 400, lambda r: changed(r, event="paused")),
+    "nobody": (RefusalReason.NO_CLIENT, 400, lambda r: changed(r, name=None, client_id=None)),
     "unknown query": (
-        Refusal.UNKNOWN_QUERY,
+        RefusalReason.UNKNOWN_QUERY,
         404,
         lambda r: changed(r, name="other", client_id="other", query_id=uuid("other")),
     ),
     "client taken": (
-        Refusal.CLIENT_TAKEN,
+        RefusalReason.CLIENT_TAKEN,
         409,
         lambda r: changed(r, query_id=uuid("other"), run_id=uuid("other")),
     ),
-    "repeated": (Refusal.REPEATED, 409, lambda r: changed(r, number=1)),
+    "repeated": (RefusalReason.REPEATED, 409, lambda r: changed(r, number=1)),
     "out of order": (
-        Refusal.OUT_OF_ORDER,
+        RefusalReason.OUT_OF_ORDER,
         409,
         lambda r: changed(r, batch=changed(r["batch"], batch_id=0)),
     ),
     "negative rows": (
-        Refusal.IMPOSSIBLE,
+        RefusalReason.IMPOSSIBLE,
         422,
         lambda r: changed(r, batch=changed(r["batch"], rows=-1)),
     ),
@@ -92,7 +92,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("reason", "status", "spoil"), REFUSED.values(), ids=REFUSED.keys())
 async def test_a_refused_report_says_why_and_changes_nothing(
-    ask_spark: Ask, job: Job, reason: Refusal, status: int, spoil: Any
+    ask_spark: Ask, job: Job, reason: RefusalReason, status: int, spoil: Any
 ):
     await ask_spark("POST", REPORTS, json=job.report("started"))
     for _ in range(2):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.admin.suggestions import SUGGESTED_HEADROOM, round_up
 from proxy.cli import main
-from proxy.cluster.upstream import RefusedError
+from proxy.cluster.upstream import NonRetriableError
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rule_registry import make_override
@@ -254,7 +254,7 @@ async def test_without_records_it_is_said_how_to_get_them(world: AdminWorld):
 
 async def test_records_that_cannot_be_read_are_said(world: AdminWorld):
     async def refuse(since_s: float) -> ObservedUsage:
-        raise RefusedError(f"TOPIC_AUTHORIZATION_FAILED in {since_s:g} s", 29)
+        raise NonRetriableError(f"TOPIC_AUTHORIZATION_FAILED in {since_s:g} s", 29)
 
     async with serve(world.server(observe=refuse)) as ask:
         answer = await ask("GET", f"{PATH}?since=1h")

@@ -12,12 +12,12 @@ from parts.quota_world import QuotaWorld
 from tier_world import MemberTier, TierWorld, VisitRows
 from tokens import CLOSED, OPEN, bearer, password
 
-from proxy.admin.peers.tier_routes import MAX_VISITS_BYTES, TIER_PATH
+from proxy.admin.peers.peer_routes import MAX_VISITS_BYTES, TIER_PATH
 from proxy.admin.port.guard import AccessRules
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import SensorDebt
 from proxy.state import Document, Record, StateError
-from proxy.tier.budget_exchanges import BudgetExchanges
+from proxy.tier.budget_exchanges import BudgetLeasing
 from proxy.tier.peer_client import (
     ALIVE_PATH,
     BUDGETS_PATH,
@@ -65,7 +65,7 @@ class Owner(MemberTier):
 
     def lease(self, document: Document) -> Sequence[Sequence[Any]]:
         keys = QuotaKeys(())
-        return BudgetExchanges(
+        return BudgetLeasing(
             *(self.name, QuotaWorld().quotas, Peers(PeerClient())),
             *(lambda: ([None] * SLOTS, frozenset()), lambda: keys),
         ).lease(document)

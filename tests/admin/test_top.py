@@ -19,7 +19,7 @@ from terminal import run_once
 from traffic import play
 
 from proxy.admin.commands.asking_commands import run_top
-from proxy.admin.commands.operator_commands import AdminPortClient, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminClientError, AdminPortClient
 from proxy.admin.commands.top_tables import QUERIES, draw_view, printable, rate_text, sorted_clients
 
 PROGRAM = """
@@ -43,7 +43,7 @@ async def run_plain(url: str) -> tuple[int, str, str]:
     out = StringIO()
     try:
         await asyncio.to_thread(run_top, AdminPortClient(url), console=Console(file=out))
-    except AdminRefusal as error:
+    except AdminClientError as error:
         return 1, out.getvalue(), str(error)
     return 0, out.getvalue(), ""
 

@@ -17,7 +17,7 @@ from metrics.member_names import machine_of
 from proxy.admin.peers import members as members_module
 from proxy.admin.port.guard import AccessRules
 from proxy.admin.server import AdminServer
-from proxy.progress.report import QueryScope, Refusal, ReportRefused
+from proxy.progress.report import QueryScope, RefusalReason, ReportRefused
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import SensorDebt
 from proxy.state import Document, Record
@@ -40,7 +40,7 @@ class Reported(NoQueries):
     async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
         del scope
         if b"{" not in raw:
-            raise ReportRefused(Refusal.MALFORMED, "not a report", "send one")
+            raise ReportRefused(RefusalReason.MALFORMED, "not a report", "send one")
         self.taken.append(raw)
         return {"accepted": True, "rate": None, "bound": None, "lost_reports": 0, "advice": []}
 

@@ -12,7 +12,7 @@ from dashboard_queries import DASHBOARDS, dashboard_queries, panels
 from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 
 from metrics import Instruments, MemberInstruments, UsageInstruments
-from metrics.exposition import OF_LOG, FigureCollector
+from metrics.exposition import OF_LOG, MetricTableCollector
 from proxy.backpressure.backpressure import OF_BOUNDS
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress.progress_collector import ProgressCollector
@@ -34,7 +34,7 @@ def exposed() -> set[str]:
     book = QueryRegistry(ProgressSettings(), lambda _: None, lambda _: True)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
     tables = [(table, tuple) for table in (OF_SENSORS, OF_BOUNDS, OF_PIPELINES, OF_NODES, OF_LOG)]
-    registry.register(FigureCollector(tables, lambda: 0.0, 1))
+    registry.register(MetricTableCollector(tables, lambda: 0.0, 1))
     families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]
     names = {"up"}
     for family in families:

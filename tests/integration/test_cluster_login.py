@@ -39,7 +39,7 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
 from proxy.progress.committer import Committer
-from proxy.progress.log_ends import LogEnds
+from proxy.progress.log_offset_poller import LogOffsetPoller
 from proxy.relay.brokers import Brokers
 from proxy.state import KafkaStore, StateError
 from proxy.state.store import Record
@@ -227,7 +227,7 @@ async def test_log_ends(
     name = topic()
     fill(name, 12, 20)
     book = Book(name)
-    ends = LogEnds(book, KafkaClient(bootstrap_of(kafka, login)))
+    ends = LogOffsetPoller(book, KafkaClient(bootstrap_of(kafka, login)))
     async with at_work(ends.run()):
         await eventually(lambda: (book.start, book.end) == (0, 12), "both are known")
         assert await ends.look_up([(name, 0)]) == {(name, 0): 12}

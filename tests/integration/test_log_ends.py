@@ -17,11 +17,11 @@ from examples.devkit.broker import EmbeddedBroker, EmbeddedCluster
 from metrics.clock import clock_ms
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
-from proxy.progress import log_ends as module
-from proxy.progress.log_ends import LogEnds
-from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
+from proxy.progress import log_offset_poller as module
+from proxy.progress.log_offset_poller import LogOffsetPoller
+from proxy.progress.query import FollowedQuery, ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.tracker import Reader
+from proxy.progress.tracker import QueryReader
 
 Partition = tuple[str, int]
 
@@ -64,17 +64,17 @@ class BookReader:
         self.book.starts[self.key] = offset
 
 
-def asking(book: Book, *addresses: tuple[str, int]) -> LogEnds:
-    return LogEnds(book, KafkaClient(Bootstrap(addresses)))
+def asking(book: Book, *addresses: tuple[str, int]) -> LogOffsetPoller:
+    return LogOffsetPoller(book, KafkaClient(Bootstrap(addresses)))
 
 
-def read_from(topic: str, offset: int) -> tuple[QueryRegistry, QueryProgress]:
+def read_from(topic: str, offset: int) -> tuple[QueryRegistry, FollowedQuery]:
     """Give the registry of a query that reads a topic's first partition from there, and it."""
     query = QuerySettings(name="orders", client_id="orders")
     book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: None, lambda _: True)
     orders = book.query_of("orders")
     assert orders is not None
-    Reader(orders).fetch_asked(topic, None, [(0, offset)], clock_ms())
+    QueryReader(orders).fetch_asked(topic, None, [(0, offset)], clock_ms())
     return book, orders
 
 
@@ -94,7 +94,7 @@ async def test_ends_and_starts(
         admin.delete_records([cut])[cut].result(30)
     book = Book((name, 0), (name, 1), (other, 0))
     client = KafkaClient(Bootstrap([(HOST, kafka.port)]))
-    ends = LogEnds(book, client)
+    ends = LogOffsetPoller(book, client)
     async with at_work(ends.run()):
         await eventually(lambda: len(book.ends) == 3, "told")
         assert book.ends == {(name, 0): 15, (name, 1): 15, (other, 0): 0}
@@ -138,7 +138,7 @@ async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
     name = topic()
     fill(name, 3, 20)
     book, orders = read_from(name, 1)
-    ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])))
+    ends = LogOffsetPoller(book, KafkaClient(Bootstrap([(HOST, kafka.port)])))
     async with at_work(ends.run()):
         await eventually(lambda: orders.partitions[name, 0].lag_records() == 2, "asked for")
         fill(name, 5, 20)
@@ -151,7 +151,7 @@ async def test_a_topic_made_anew_while_nobody_reads_it_leaves_no_lag_that_is_not
     name = topic()
     fill(name, 9, 20)
     book, orders = read_from(name, 2)
-    ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])))
+    ends = LogOffsetPoller(book, KafkaClient(Bootstrap([(HOST, kafka.port)])))
     async with at_work(ends.run()):
         await eventually(lambda: orders.partitions[name, 0].lag_records() == 7, "asked for")
         with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:

@@ -21,7 +21,7 @@ from proxy.spark import QuotaListener
 from proxy.wire.list_offsets import LATEST
 
 RECORD_BYTES = 100
-SOON = {"proxy.progress.log_ends.LOG_END_INTERVAL_S": 1.0}
+SOON = {"proxy.progress.log_offset_poller.LOG_END_INTERVAL_S": 1.0}
 """How far a log goes is asked for so often, for tests that wait for it."""
 TRIGGER = "200 milliseconds"
 STUCK_AFTER_S = 2

@@ -21,7 +21,7 @@ from examples.devkit.loopback import free_ports
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.usage.usage_meter import hashed_name
 from proxy.usage.usage_record import UsageRecord
-from proxy.usage.usage_topic import UsageTopic, usage_messages
+from proxy.usage.usage_topic import UsageTopic, fetched_values
 
 RECORD_BYTES, RECORDS = 1_000, 40
 FETCH_BYTES = 10_000
@@ -52,7 +52,7 @@ def read(broker: EmbeddedBroker, topic: str) -> list[UsageRecord]:
                 positions, ends = await reader.positions_at(0)
                 while left := {at: n for at, n in positions.items() if n < ends[at]}:
                     for part in await reader.fetch(left):
-                        found += usage_messages(topic, part, positions)
+                        found += fetched_values(topic, part, positions)
         return found
 
     once = {

@@ -16,10 +16,10 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import owns_all
-from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
+from proxy.progress.report import ALL_QUERIES, RefusalReason, ReportRefused
 from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.quota.rules import AdaptiveSettings, Rule
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import RedirectToOwner
 from proxy.state import MemoryStore
@@ -102,7 +102,7 @@ class GroupCommitter:
 
 
 class LogEndsOf:
-    """In the place of LogEnds."""
+    """In the place of LogOffsetPoller."""
 
     run = None
 
@@ -117,7 +117,7 @@ class MemberWorld(QuotaWorld):
     """One member with real parts, but for the cluster."""
 
     def __init__(self, tier, owns, store=None):
-        adaptive = AdaptiveBound(batch_interval_ms=1000.0)
+        adaptive = AdaptiveSettings(batch_interval_ms=1000.0)
         rules = [
             Rule(client_id=name, bounds={CONSUMER: BOUND}, adaptive=adaptive)
             for name in (*STAGES, "lone")
@@ -135,7 +135,7 @@ class MemberWorld(QuotaWorld):
         self.registry, self.pressure = self.queries.registry, self.queries.backpressure
         self.running = self.queries.running
         self.committer = self.queries.committer = GroupCommitter(self.registry, tier.groups)
-        self.queries.log_ends = LogEndsOf(tier.ends)
+        self.queries.log_offset_poller = LogEndsOf(tier.ends)
         self.store = store or tier.store
         self.queries.load(self.store, owns)
         self.clients = {}
@@ -278,7 +278,7 @@ class Tier:
             try:
                 return await self.member(name).queries.accept(raw, ALL_QUERIES)
             except ReportRefused as error:
-                if error.reason is not Refusal.OWNED_ELSEWHERE:
+                if error.reason is not RefusalReason.OWNED_ELSEWHERE:
                     raise
                 self.refused += 1
                 await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from typing import Any
 
 from parts.quota_world import QuotaWorld
 
-from metrics.exposition import FigureCollector, FigureRows, FigureTable
+from metrics.exposition import MetricRows, MetricTable, MetricTableCollector
 from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import AcceptedReport, QueryRegistry
@@ -29,9 +29,9 @@ class QueryWorld(QuotaWorld):
         self.backpressure = Backpressure(self.quotas, on_change)
         self.show((OF_BOUNDS, self.backpressure.shown))
 
-    def show(self, *tables: tuple[FigureTable, Callable[[], FigureRows]]) -> None:
+    def show(self, *tables: tuple[MetricTable, Callable[[], MetricRows]]) -> None:
         """Let Prometheus read these."""
-        self.prometheus.register(FigureCollector(tables, lambda: self.now_ms, 100))
+        self.prometheus.register(MetricTableCollector(tables, lambda: self.now_ms, 100))
 
     def accept_report(self, report: Report, scope: QueryScope = ALL_QUERIES) -> AcceptedReport:
         accepted = run_steps(self.registry.accepting(report, self.now_ms, self.now_s, scope=scope))

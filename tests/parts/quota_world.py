@@ -8,7 +8,7 @@ from parts.virtual_time import VirtualTime
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
-from metrics.exposition import PREFIX, FigureCollector
+from metrics.exposition import PREFIX, MetricTableCollector
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -17,8 +17,8 @@ from proxy.quota.meters import OF_SENSORS, Clock, ThrottleTime
 from proxy.quota.rules import QuotaSettings, Rule
 
 
-def sensor_collector(quotas: QuotaManager, clock_ms: Clock) -> FigureCollector:
-    return FigureCollector([(OF_SENSORS, quotas.figure_rows)], clock_ms, sys.maxsize)
+def sensor_collector(quotas: QuotaManager, clock_ms: Clock) -> MetricTableCollector:
+    return MetricTableCollector([(OF_SENSORS, quotas.metric_rows)], clock_ms, sys.maxsize)
 
 
 def shown_figure(
@@ -27,7 +27,7 @@ def shown_figure(
     """Return what a scrape has of a sensor under a name without prefix; None: it has nothing."""
     exposed = CollectorRegistry()
     table = OF_SENSORS._replace(figures={name: OF_SENSORS.figures[name]})
-    exposed.register(FigureCollector([(table, quotas.figure_rows)], lambda: 0.0, sys.maxsize))
+    exposed.register(MetricTableCollector([(table, quotas.metric_rows)], lambda: 0.0, sys.maxsize))
     labels = {"quota_entity": entity, "quota": str(kind)}
     return exposed.get_sample_value(PREFIX + name, labels)
 

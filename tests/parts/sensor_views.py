@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from proxy.admin.sensor_rows import BudgetPart, SensorRow, row_groups
+from proxy.admin.sensor_rows import BudgetPart, SensorRow, rows_by_client
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meters import Clock
@@ -76,4 +76,4 @@ def views(groups: Iterable[Iterable[SensorRow]], clock_ms: Clock) -> Iterator[Se
 
 def sensors_in_use(quotas: QuotaManager, clock_ms: Clock) -> Iterator[SensorView]:
     """Yield all sensors in use."""
-    return views(row_groups(quotas, clock_ms), clock_ms)
+    return views(rows_by_client(quotas, clock_ms), clock_ms)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from relaylab.lab import LAB_HOST, left_open, no_free_descriptor, open_files, silent_server, turns
 
-from proxy.cluster.dial import connect_to_first, interleave_families, secure, upstream_context
+from proxy.cluster.dial import connect_to_first, interleave_families, start_tls, upstream_context
 from proxy.cluster.resolver import Resolver
 from proxy.cluster.upstream import UpstreamError
 
@@ -20,7 +20,7 @@ NEVER_S = 600.0
 
 async def connect(host: str, port: int, *, tls=None, timeout_s: float) -> socket.socket:
     server, sock = await connect_to_first([(host, port)], timeout_s, Resolver())
-    return await secure(sock, server, tls, timeout_s)
+    return await start_tls(sock, server, tls, timeout_s)
 
 
 async def reason_of(host: str, port: int, *, tls=None, timeout_s: float = ENOUGH_S) -> str:

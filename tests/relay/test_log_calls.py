@@ -31,7 +31,7 @@ OF_NO_CLIENT = {
     "relay.Relay.drain": "at the end",
     "services.Services": "the limiter itself, and OutageLog, which has its own rule for brokers",
     **{
-        f"take_over.OldProcess.{name}": "of other processes of the same user on this machine"
+        f"take_over.TakeOverServer.{name}": "of other processes of the same user on this machine"
         for name in ("open", "_attend", "_is_replaced")
     },
     "take_over.Predecessor.release": "once, of the process that is replaced",

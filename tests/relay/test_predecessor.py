@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerSettings
 from proxy.relay.ports import ListenerError, SharedPorts, has_address
-from proxy.relay.take_over import TAKE_OVER_SCHEMA, OldProcess, Predecessor, TakeOverError
+from proxy.relay.take_over import TAKE_OVER_SCHEMA, Predecessor, TakeOverError, TakeOverServer
 
 HOST = "127.0.0.1"
 TIMES = 20
@@ -149,9 +149,9 @@ class ProxyInSteps:
 @asynccontextmanager
 async def replaceable(
     addresses: Iterable[Address] = (), stop: asyncio.Event | None = None
-) -> AsyncIterator[tuple[OldProcess, list[str], list[dict]]]:
+) -> AsyncIterator[tuple[TakeOverServer, list[str], list[dict]]]:
     proxy = ProxyInSteps(addresses)
-    made = OldProcess(proxy, stop or asyncio.Event())
+    made = TakeOverServer(proxy, stop or asyncio.Event())
     await made.open()
     with capture_logs() as logs:
         yield made, proxy.done, logs
@@ -190,7 +190,7 @@ async def releasing():
     """Give a proxy that is told to release, and has begun; what it is; and what tells it so."""
     proxy = ProxyInSteps()
     proxy.may_release.clear()
-    old = OldProcess(proxy, asyncio.Event())
+    old = TakeOverServer(proxy, asyncio.Event())
     await old.open()
     predecessor = await find(os.getpid())
     telling = asyncio.create_task(asyncio.to_thread(predecessor.release))
@@ -328,7 +328,7 @@ async def test_a_name_that_is_taken_only_costs_the_take_over():
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(f"\0quota-proxy/{os.getpid()}")
         with capture_logs() as logs:
-            old = OldProcess(ProxyInSteps(), asyncio.Event())
+            old = TakeOverServer(ProxyInSteps(), asyncio.Event())
             await old.open()
             await old.close()
     assert [log["log_level"] for log in logs] == ["warning"]

@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 from proxy.spark.usage.command_line import UsageInputError
 from proxy.spark.usage.record_frames import StoredCounts, store_records
 from proxy.spark.usage.teams import parse_teams, read_teams
-from proxy.spark.usage.usage_figures import DaySpan
+from proxy.spark.usage.usage_figures import DateRange
 from proxy.spark.usage.usage_report import write_report
 
 pytestmark = pytest.mark.slow
 
-WEEKS = DaySpan(FIRST, FIRST + timedelta(13))
+WEEKS = DateRange(FIRST, FIRST + timedelta(13))
 TEAMS = {
     "prices": {"currency": "EUR", "read_per_gib": 0.02, "write_per_gib": 0.03},
     "teams": [
@@ -52,7 +52,7 @@ def report(spark: SparkSession, tmp_path: Path) -> Callable[..., Reported]:
     """`report(values, teams=None, span=WEEKS, rules=())` stores them all, and reports."""
 
     def make(
-        values: list[Any], teams: Any = None, span: DaySpan = WEEKS, rules: Any = ()
+        values: list[Any], teams: Any = None, span: DateRange = WEEKS, rules: Any = ()
     ) -> Reported:
         folder, out = str(tmp_path / "parquet"), tmp_path / "out"
         out.mkdir(exist_ok=True)
@@ -168,7 +168,7 @@ def test_rates_of_those_who_are_several_are_added_up_in_each_interval(
 def test_growth_is_that_of_the_last_seven_days(report: Callable[..., Reported]) -> None:
     values = [record(day, day=day, bytes=100 if day < 7 else 150) for day in range(14)]
     assert report(values).rows["etl"]["growth_percent"] == "50.0"
-    week = DaySpan(FIRST + timedelta(3), WEEKS.last)
+    week = DateRange(FIRST + timedelta(3), WEEKS.last)
     assert report([], span=week).rows["etl"]["growth_percent"] == ""
 
 
@@ -288,7 +288,7 @@ def test_a_topic_that_is_not_ours_is_told_from_one_without_records(
         report([b"hello", b"{}"])
     store_records(as_messages(spark, [record(0)]), str(tmp_path / "parquet"))
     with pytest.raises(UsageInputError, match="fix: choose days from 2026-10-01 to 2026-10-01"):
-        report([], span=DaySpan(WEEKS.last, WEEKS.last))
+        report([], span=DateRange(WEEKS.last, WEEKS.last))
 
 
 def test_teams_are_read_from_yaml_and_json(spark: SparkSession, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import yaml
 
 from proxy.config import load_config
 from proxy.onboarding.checkup import (
-    AdminProbe,
+    AdminSnapshot,
+    CheckVerdict,
     Finding,
-    Judgement,
-    ListenerProbe,
+    ListenerCheckResult,
     check_query,
     query_or_unlisted,
 )
@@ -34,7 +34,7 @@ queries:
 """
 SELECTORS = frozenset({"client-id=orders", "client-id=<default>"})
 
-OK, NOTE, WRONG, UNKNOWN = Judgement
+OK, NOTE, WRONG, UNKNOWN = CheckVerdict
 
 PROGRESS: Mapping[str, Any] = {
     "name": NAME,
@@ -59,7 +59,7 @@ STATUS: Mapping[str, Any] = {
     "config_loads": [{"result": "ok", "message": "in force"}],
     "throttling": {"paused": [], "scheduled": []},
 }
-ADMIN = AdminProbe(
+ADMIN = AdminSnapshot(
     url="http://127.0.0.1:9644",
     token_file="spark-token",
     status=STATUS,
@@ -68,7 +68,9 @@ ADMIN = AdminProbe(
     queries=(PROGRESS,),
     refused_reports={},
 )
-LISTENER = ListenerProbe("default", "h:19092", brokers={"h:19101": None}, topics={"orders": 0})
+LISTENER = ListenerCheckResult(
+    "default", "h:19092", brokers={"h:19101": None}, topics={"orders": 0}
+)
 
 
 @pytest.fixture
@@ -76,8 +78,8 @@ def check(tmp_path: Path) -> Callable[..., list[Finding]]:
     def findings(
         config: str = CONFIG,
         name: str = NAME,
-        admin: AdminProbe = ADMIN,
-        listener: ListenerProbe = LISTENER,
+        admin: AdminSnapshot = ADMIN,
+        listener: ListenerCheckResult = LISTENER,
     ) -> list[Finding]:
         file = tmp_path / "proxy.yaml"
         file.write_text(config)
@@ -88,7 +90,7 @@ def check(tmp_path: Path) -> Callable[..., list[Finding]]:
     return findings
 
 
-def told(findings: list[Finding], verdict: Judgement) -> list[tuple[str, str]]:
+def told(findings: list[Finding], verdict: CheckVerdict) -> list[tuple[str, str]]:
     return [
         (each.check, f"{each.text} | {each.fix}") for each in findings if each.verdict is verdict
     ]
@@ -132,9 +134,11 @@ FAR_RULE = CONFIG.replace("client-id: orders", "client-id: reports")
 OTHER_RULES = {"file_rules": frozenset({"client-id=Orders", "client-id=<default>"})}
 BLANK_RULES = {"file_rules": frozenset({"client-id=orders ", "client-id=<default>"})}
 FAR_RULES = {"file_rules": frozenset({"client-id=reports", "client-id=<default>"})}
-AWAY = AdminProbe("http://127.0.0.1:9644", failure="http://127.0.0.1:9644 does not answer: refused")
+AWAY = AdminSnapshot(
+    "http://127.0.0.1:9644", failure="http://127.0.0.1:9644 does not answer: refused"
+)
 
-CASES: dict[str, tuple[dict[str, Any], Judgement, str, list[str]]] = {
+CASES: dict[str, tuple[dict[str, Any], CheckVerdict, str, list[str]]] = {
     "no rule for it": (
         {
             "config": FAR_RULE.replace(", consumer_byte_rate: 50MiB", ", producer_byte_rate: 1MB"),
@@ -215,7 +219,7 @@ CASES: dict[str, tuple[dict[str, Any], Judgement, str, list[str]]] = {
         ["reports need none"],
     ),
     "a listener that does not answer": (
-        {"listener": ListenerProbe("default", "h:19092", failure="h:19092: refused")},
+        {"listener": ListenerCheckResult("default", "h:19092", failure="h:19092: refused")},
         *(WRONG, "listener default"),
         ["clients are told h:19092, and from here h:19092: refused", "advertised_host"],
     ),
@@ -225,7 +229,7 @@ CASES: dict[str, tuple[dict[str, Any], Judgement, str, list[str]]] = {
         ["h:19102: refused", "broker_ports"],
     ),
     "a listener that is not asked further": (
-        {"listener": ListenerProbe("default", "h:19092", unasked="it speaks TLS")},
+        {"listener": ListenerCheckResult("default", "h:19092", unasked="it speaks TLS")},
         *(OK, "listener default"),
         ["were not asked for: it speaks TLS"],
     ),

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import Config, load_config
-from proxy.config.descriptors import FILES_PER_CLIENT, OTHER_FILES, FileShares, share_files
+from proxy.config.descriptors import (
+    FILES_PER_CLIENT,
+    OTHER_FILES,
+    DescriptorShares,
+    share_descriptors,
+)
 from proxy.relay.abandoned import MAX_ABANDONED
 from proxy.relay.pump import MAX_PIPES
 
@@ -33,10 +38,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return load_config(path)
 
 
-def shares_of(config: Config, allowed: int) -> FileShares:
+def shares_of(config: Config, allowed: int) -> DescriptorShares:
     """Return how so many files are shared."""
     with patch("resource.getrlimit", return_value=(allowed, allowed)):
-        return share_files(config)
+        return share_descriptors(config)
 
 
 def test_enough_is_enough(config: Config) -> None:
@@ -54,7 +59,7 @@ def test_too_few_are_told_of_with_what_is_needed(config: Config) -> None:
 
 
 def test_the_systems_own_limit_is_asked_for(config: Config) -> None:
-    assert share_files(config).allowed > 1
+    assert share_descriptors(config).allowed > 1
 
 
 @given(st.integers(1, 5000))

@@ -28,20 +28,20 @@ BUDGETS = {
     "proxy/tier": Budget(4202, 2350),
     "proxy/onboarding": Budget(960, 700),
     "proxy/queries": Budget(982, 650),
-    "proxy/admin": Budget(6192, 4250),
-    "proxy/config": Budget(2614, 2150),
-    "proxy/relay": Budget(6809, 4300),
+    "proxy/admin": Budget(6202, 4250),
+    "proxy/config": Budget(2629, 2150),
+    "proxy/relay": Budget(6813, 4300),
     "proxy/usage": Budget(969, 950),
     "proxy/pipeline": Budget(3111, 2700),
-    "proxy/backpressure": Budget(2522, 1950),
-    "proxy/quota": Budget(5614, 3100),
-    "proxy/progress": Budget(3682, 2950),
-    "proxy/state": Budget(2177, 1300),
+    "proxy/backpressure": Budget(2526, 1950),
+    "proxy/quota": Budget(5618, 3100),
+    "proxy/progress": Budget(3709, 2950),
+    "proxy/state": Budget(2178, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5226, 4430
+        5235, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(898, 650),
-    "proxy/spark/usage": Budget(1592, 900),
+    "proxy/spark/usage": Budget(1599, 900),
 }
 """By the folders and modules of each room."""
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from proxy.pipeline.completion import LATE_MS, Completion
+from proxy.pipeline.completion import LATE_MS, CompletionTracker
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 from proxy.pipeline.ledger import TopicRange
 from proxy.state import UnwrittenRecords
@@ -30,11 +30,13 @@ def graph(*stages: StageSettings) -> PipelineGraph:
     return PipelineGraph(PipelineSettings(name="p", stages=stages, sources=(source,)))
 
 
-def reports() -> Completion:
-    return Completion(graph(STAGE), UnwrittenRecords(), random=Random(1), now_ms=0.0, now_s=0.0)
+def reports() -> CompletionTracker:
+    return CompletionTracker(
+        graph(STAGE), UnwrittenRecords(), random=Random(1), now_ms=0.0, now_s=0.0
+    )
 
 
-def taken_up() -> Completion:
+def taken_up() -> CompletionTracker:
     outputs = reports()
     outputs.loaded_ms = LOADED_MS
     return outputs

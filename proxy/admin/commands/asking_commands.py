@@ -18,7 +18,7 @@ from rich.text import Text
 
 from proxy.admin.api import THROTTLING_PATH
 from proxy.admin.client_documents import CONNECTION
-from proxy.admin.commands.operator_commands import AdminPortClient, AdminRefusal
+from proxy.admin.commands.operator_commands import AdminClientError, AdminPortClient
 from proxy.admin.commands.top_tables import (
     ALARM,
     CALM,
@@ -34,7 +34,7 @@ from proxy.admin.commands.top_tables import (
     table_order,
 )
 from proxy.admin.document_models import Column, printable
-from proxy.admin.peers.tier_routes import TIER_PATH
+from proxy.admin.peers.peer_routes import TIER_PATH
 from proxy.admin.suggestions import SUGGESTIONS_PATH
 from proxy.state import Document
 
@@ -51,7 +51,7 @@ def run_top(client: AdminPortClient, *, once: bool = False, console: Console | N
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
     A proxy that stops answering while the view is up is said so, and asked again. Printed once,
-    queries and pipelines follow the clients. Raises AdminRefusal at the start.
+    queries and pipelines follow the clients. Raises AdminClientError at the start.
     """
     console = console or Console()
     client = replace(client, timeout_s=STATUS_TIMEOUT_S)
@@ -68,7 +68,7 @@ def run_top(client: AdminPortClient, *, once: bool = False, console: Console | N
 
 
 def fetch_status(client: AdminPortClient) -> Document:
-    """Return what `GET /v1/status?by=client` gives. Raises AdminRefusal."""
+    """Return what `GET /v1/status?by=client` gives. Raises AdminClientError."""
     known = {"client_counts", "unbounded", "followed", "pipelines", "throttling"}
     path = f"/v1/status?by=client&limit={LIMIT}"
     return client.document(path, known)
@@ -92,7 +92,7 @@ def _watch(client: AdminPortClient, status: Document, console: Console) -> None:
             if time.monotonic() >= next_s:
                 try:
                     status, lost = fetch_status(client), ""
-                except AdminRefusal as error:
+                except AdminClientError as error:
                     lost = f"{error.what}; trying again"
                 next_s = time.monotonic() + STATUS_INTERVAL_S
 
@@ -127,7 +127,7 @@ def run_connections(
 ) -> None:
     """Print up to `limit` connections with `text` in what names them, most traffic first.
 
-    Raises AdminRefusal.
+    Raises AdminClientError.
     """
     query = urlencode({"filter": text, "limit": limit}, errors="surrogateescape")
     path = f"/v1/connections?{query}"
@@ -146,7 +146,7 @@ def _connection_table(document: Document, width: int) -> RenderableType:
 
 
 def run_tier(client: AdminPortClient, *, as_json: bool) -> None:
-    """Print the tier as a machine of it knows it. Raises AdminRefusal."""
+    """Print the tier as a machine of it knows it. Raises AdminClientError."""
     tier = client.document(TIER_PATH, {"settled", "slots", "members", "machines"})
     if as_json:
         Console().print_json(data=tier)
@@ -188,7 +188,7 @@ MACHINES = (
 def change_throttling(client: AdminPortClient, **change: object) -> None:
     """Pause quotas, or enforce them again, and print what is in force then.
 
-    `change` has the keys of the body of `POST /v1/throttling`. Raises AdminRefusal.
+    `change` has the keys of the body of `POST /v1/throttling`. Raises AdminClientError.
     """
     key, body = "throttling", {key: value for key, value in change.items() if value is not None}
     throttling = client.document(THROTTLING_PATH, {key}, body)[key]
@@ -203,7 +203,7 @@ def change_throttling(client: AdminPortClient, **change: object) -> None:
 
 
 def print_suggestions(client: AdminPortClient, since: str) -> None:
-    """Print rules that would fit what was observed, as YAML. Raises AdminRefusal."""
+    """Print rules that would fit what was observed, as YAML. Raises AdminClientError."""
     path = f"{SUGGESTIONS_PATH}?since={quote(since, safe='', errors='surrogateescape')}"
     lines = client.document(path, {"yaml"})["yaml"].split("\n")
     sys.stdout.write("\n".join(map(printable, lines)))

@@ -28,7 +28,7 @@ DEFAULT_URL = "http://127.0.0.1:9644"
 _FIX_URL = "give the address of admin.bind as --url"
 
 
-class AdminRefusal(ProxyError):  # noqa: N818 - what came of it, for people
+class AdminClientError(ProxyError):
     """The admin server did not answer, or did not do what it was asked for: why, and the fix.
 
     Both may be what some server says, and are made fit for a terminal.
@@ -57,7 +57,7 @@ class AdminPortClient:
         body: Mapping[str, object] | None = None,
         content_type: str = "application/json",
     ) -> Reply:
-        """Return what a path answers: `GET`, or `POST` with a body. Raises AdminRefusal."""
+        """Return what a path answers: `GET`, or `POST` with a body. Raises AdminClientError."""
         try:
             parts = urlsplit(self.url)
             is_known = parts.scheme in ("http", "https") and parts.port != 0  # one too high raises
@@ -67,14 +67,14 @@ class AdminPortClient:
         except PeerError as error:
             if not error.was_sent:
                 fix = f"start the proxy, or {_FIX_URL}"
-                raise AdminRefusal(f"{self.url} does not answer: {error.why}", fix) from None
+                raise AdminClientError(f"{self.url} does not answer: {error.why}", fix) from None
             why, is_bad_url = error.why, False
         except TimeoutError:
             why, is_bad_url = f"its answer is not over after {self.timeout_s:g} s", False
         except ValueError as error:
             why, is_bad_url = str(error), True
         problem = f"{self.url!r} does not answer as a proxy would: {why}"
-        raise AdminRefusal(problem, _FIX_URL, is_bad_input=is_bad_url)
+        raise AdminClientError(problem, _FIX_URL, is_bad_input=is_bad_url)
 
     async def _answer(
         self, path: str, body: Mapping[str, object] | None, content_type: str
@@ -89,16 +89,16 @@ class AdminPortClient:
             await client.close()
 
     def read(self, path: str, body: Mapping[str, object] | None = None) -> bytes:
-        """Return the body of an answer. Raises AdminRefusal, also for what is refused."""
+        """Return the body of an answer. Raises AdminClientError, also for what is refused."""
         reply = self.ask(path, body)
         if reply.status == HTTPStatus.OK:
             return reply.body
-        what, fix = refusal_of(reply)
+        what, fix = error_and_fix(reply)
         if reply.status == HTTPStatus.UNAUTHORIZED:
             fix += "; give its file as --token-file"
         problem = f"{self.url} refuses with {reply.status}: {what}"
         is_bad_input = reply.status == HTTPStatus.BAD_REQUEST
-        raise AdminRefusal(problem, fix, is_bad_input=is_bad_input)
+        raise AdminClientError(problem, fix, is_bad_input=is_bad_input)
 
     def document(
         self,
@@ -118,9 +118,9 @@ class AdminPortClient:
             raise self.no_proxy()
         return document
 
-    def no_proxy(self) -> AdminRefusal:
+    def no_proxy(self) -> AdminClientError:
         """Return what to raise when an answer is none that a proxy gives."""
-        return AdminRefusal(f"{self.url} is not a quota proxy of this version", _FIX_URL)
+        return AdminClientError(f"{self.url} is not a quota proxy of this version", _FIX_URL)
 
     def rows(self, path: str, key: str) -> list[Document]:
         """Return all rows of a list, page by page. As `read`."""
@@ -131,14 +131,14 @@ class AdminPortClient:
             answer = self.read(f"{path}?limit={PAGE_ROWS}&cursor={cursor}")
             size += len(answer)
             if size > MAX_REPLY_BYTES or monotonic() > end_s:
-                raise AdminRefusal(f"{self.url}: {path} does not end", _FIX_URL)
+                raise AdminClientError(f"{self.url}: {path} does not end", _FIX_URL)
             page = self._object(answer, {key})
             rows += page[key]
             cursor = page.get("next")
         return rows
 
 
-def refusal_of(reply: Reply) -> tuple[str, str]:
+def error_and_fix(reply: Reply) -> tuple[str, str]:
     """Return why the proxy refused a request, and the fix."""
     try:
         said = json.loads(reply.body)
@@ -160,7 +160,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     text_help = "only those with this in their client id, user, address or listener"
     connections.add_argument("--filter", default="", dest="text", metavar="TEXT", help=text_help)
-    most = number_of(f"a number from 1 to {PAGE_ROWS}", 1, PAGE_ROWS)
+    most = number_type(f"a number from 1 to {PAGE_ROWS}", 1, PAGE_ROWS)
     connections.add_argument("--limit", type=most, default=100, help="how many (default: 100)")
     connections.set_defaults(command=_calls("run_connections", "text", "limit"))
 
@@ -222,7 +222,7 @@ def asking_options(
     return asked
 
 
-def number_of(what: str, low: int, high: float) -> Callable[[str], int]:
+def number_type(what: str, low: int, high: float) -> Callable[[str], int]:
     """Return what parses such a number: `what` says which, for people."""
 
     def parse(text: str) -> int:
@@ -241,7 +241,7 @@ def _login_name() -> str | None:
 
 
 def admin_port_client(options: argparse.Namespace) -> AdminPortClient:
-    """Return what these options name. Raises AdminRefusal for a file that is of no use."""
+    """Return what these options name. Raises AdminClientError for a file that is of no use."""
     tls, token = ssl.create_default_context(), None
     if options.ca_file is not None:
         with _used_as("--ca-file", options.ca_file, "certificates of authorities, as PEM"):
@@ -266,7 +266,7 @@ def _token(path: Path) -> str:
 
 @contextmanager
 def _used_as(option: str, path: Path, what: str) -> Iterator[None]:
-    """Turn what fails about a file that an option names into an AdminRefusal."""
+    """Turn what fails about a file that an option names into an AdminClientError."""
     try:
         yield
     except UnicodeError:
@@ -276,4 +276,4 @@ def _used_as(option: str, path: Path, what: str) -> Iterator[None]:
     else:
         return
     fix = f"name a file with {what}"
-    raise AdminRefusal(f"{option} {path}: {problem}", fix, is_bad_input=True)
+    raise AdminClientError(f"{option} {path}: {problem}", fix, is_bad_input=True)

@@ -13,7 +13,7 @@ from yarl import URL
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
 from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, forwarded_headers
-from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_answer
+from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_reply
 from proxy.tier.peer_client import PeerError, Reply, Target
 from proxy.tier.tier_member import TierMember
 
@@ -201,7 +201,7 @@ async def _ask_own_handlers(
 def forward_unchanged(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
     headers = {**HEADERS, "Content-Type": reply.headers.get("Content-Type", "")}
-    return long_answer(reply.body, headers, reply.status)
+    return long_reply(reply.body, headers, reply.status)
 
 
 def member_lost_error(missing: PeerError, what: str) -> ApiError:

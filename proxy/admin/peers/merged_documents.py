@@ -18,7 +18,7 @@ from proxy.admin.client_documents import (
     unbounded_cursor_key,
 )
 from proxy.admin.document_models import Column, Combine, Model, RowContext
-from proxy.admin.pages import Key, PageBuilder, PageRequest
+from proxy.admin.pagination import Key, PageBuilder, PageRequest
 from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import (
     MAX_QUERY_SUMMARIES,

@@ -69,7 +69,7 @@ def _is_possible(milliseconds: str) -> str:
     return f"{milliseconds} between {_FIRST_MS} and {latest}"
 
 
-def with_reject_reason(messages: DataFrame) -> DataFrame:
+def parse_messages(messages: DataFrame) -> DataFrame:
     """Return each message of Spark's Kafka source with its `record` and the `reason` against it.
 
     `reason` is null for a sound record, and is one of a few texts otherwise, with the `value`.
@@ -110,7 +110,7 @@ def with_reject_reason(messages: DataFrame) -> DataFrame:
     )
 
 
-def sound_records(messages: DataFrame) -> DataFrame:
+def valid_records(messages: DataFrame) -> DataFrame:
     """Return the sound records of judged messages, with their `day` and when they were written."""
     written = F.expr("unix_millis(timestamp)").alias("written_ms")
     found = messages.where("reason is null").select("record.*", written)
@@ -127,9 +127,9 @@ def store_records(messages: DataFrame, folder: str) -> StoredCounts:
     settings = messages.sparkSession.conf
     rows_before = settings.get(_ROWS_OF_BLOCK)
     settings.set(_ROWS_OF_BLOCK, _FEW_ROWS)
-    found = with_reject_reason(messages).persist(_BETWEEN)
+    found = parse_messages(messages).persist(_BETWEEN)
     try:
-        records, rejected = sound_records(found), found.where("reason is not null")
+        records, rejected = valid_records(found), found.where("reason is not null")
         written_ms = "unix_millis(timestamp)"
         told_ms = f"if({_is_possible(written_ms)}, {written_ms}, {_FIRST_MS})"
         rejected = rejected.withColumn("day", utc_day(told_ms))
@@ -159,7 +159,7 @@ def _append(frame: DataFrame, key: tuple[str, ...], folder: str, name: str) -> i
         if count:
             # Of a driver that died while it wrote: Hadoop's FileOutputCommitter would take it for
             # the next one's, which writes these records anew.
-            path, files = find_path(frame.sparkSession, f"{folder}/{name}/{_UNFINISHED}")
+            path, files = hadoop_path(frame.sparkSession, f"{folder}/{name}/{_UNFINISHED}")
             files.delete(path, True)
             frame.write.mode("append").partitionBy("day").parquet(f"{folder}/{name}")
         return count
@@ -167,22 +167,22 @@ def _append(frame: DataFrame, key: tuple[str, ...], folder: str, name: str) -> i
         frame.unpersist()
 
 
-def find_path(spark: SparkSession, name: str) -> tuple[Any, Any]:
+def hadoop_path(spark: SparkSession, name: str) -> tuple[Any, Any]:
     """Return a path of Hadoop's and its file system; pyspark has no public names for them."""
     path = spark._jvm.org.apache.hadoop.fs.Path(name)  # noqa: SLF001
     return path, path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
 
 
-def days_of(spark: SparkSession, folder: str, name: str) -> list[date]:
+def stored_days(spark: SparkSession, folder: str, name: str) -> list[date]:
     """Return the days that have a folder, in order; [] where there is none."""
-    path, files = find_path(spark, f"{folder}/{name}/day=*")
+    path, files = hadoop_path(spark, f"{folder}/{name}/day=*")
     found = files.globStatus(path) or ()
     return sorted(date.fromisoformat(each.getPath().getName()[len("day=") :]) for each in found)
 
 
 def read_days(spark: SparkSession, folder: str, name: str, days: list[date]) -> DataFrame | None:
     """Return what is stored of these days with their `day`, or None if nothing is."""
-    there = set(days_of(spark, folder, name))
+    there = set(stored_days(spark, folder, name))
     paths = [f"{folder}/{name}/day={day}" for day in sorted(there.intersection(days))]
     if not paths:
         return None

@@ -41,7 +41,7 @@ _WIDE = "decimal(38,0)"
 _ADDED = ("requests", "connections", "held_seconds", "would_be_seconds", "sampled_bytes", "hashed")
 
 
-class DaySpan(NamedTuple):
+class DateRange(NamedTuple):
     """Days in UTC, both included."""
 
     first: date
@@ -117,7 +117,7 @@ class UsageTotals(NamedTuple):
 class UsageFigures(NamedTuple):
     """All that a report shows; lists have what is largest first."""
 
-    span: DaySpan
+    span: DateRange
     teams: list[UsageTotals]
     """The last one is the remainder, if teams were given."""
     clients: list[UsageTotals]
@@ -137,11 +137,11 @@ class _Frames(NamedTuple):
     sketches: DataFrame
     together: DataFrame
     has_teams: bool
-    span: DaySpan
+    span: DateRange
 
 
 def figures_of(
-    records: DataFrame, span: DaySpan, teams: Teams | None, rules: Iterable[str] = ()
+    records: DataFrame, span: DateRange, teams: Teams | None, rules: Iterable[str] = ()
 ) -> UsageFigures:
     """Add up the stored records of some days. Without teams each client is its own team.
 

@@ -25,9 +25,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from .command_line import UsageInputError, run_program
-from .record_frames import RECORDS_FOLDER, REJECTED_FOLDER, days_of, read_days
+from .record_frames import RECORDS_FOLDER, REJECTED_FOLDER, read_days, stored_days
 from .teams import NO_TEAM, Teams, read_teams
-from .usage_figures import PERCENTILES, DaySpan, UsageClient, UsageFigures, UsageTotals, figures_of
+from .usage_figures import (
+    PERCENTILES,
+    DateRange,
+    UsageClient,
+    UsageFigures,
+    UsageTotals,
+    figures_of,
+)
 from .usage_page import cost_words, cut_name, html_of, size_words
 
 TABLE_FILE, PAGE_FILE, RULES_FILE = "usage.csv", "usage.html", "suggested-rules.yaml"
@@ -48,7 +55,7 @@ def today() -> date:
     return datetime.now(timezone.utc).date()  # noqa: UP017 - drivers may have Python 3.9
 
 
-def add_span(parser: argparse.ArgumentParser) -> None:
+def add_report_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which days, which teams, and where the report goes."""
     days_help = f"so many, up to today or --to (default: {DEFAULT_DAYS})"
     parser.add_argument("--days", type=int, help=days_help)
@@ -68,7 +75,7 @@ def _day(text: str) -> date:
         raise argparse.ArgumentTypeError(f"{text!r} is not a day such as 2026-11-26") from None
 
 
-def span_of(given: argparse.Namespace) -> DaySpan:
+def date_range_of(given: argparse.Namespace) -> DateRange:
     """Return the days that the options name. Raises UsageInputError for none, or too many."""
     last = given.last or today()
     if given.first is not None and given.days is not None:
@@ -82,7 +89,7 @@ def span_of(given: argparse.Namespace) -> DaySpan:
     if not first <= last <= first + timedelta(MOST_DAYS):
         fix = f"begin before the end, and at most {MOST_DAYS} days"
         raise UsageInputError(f"from {first} to {last}: no span of days; fix: {fix}")
-    return DaySpan(first, last)
+    return DateRange(first, last)
 
 
 def prepare_out(out: Path) -> None:
@@ -100,7 +107,7 @@ def prepare_out(out: Path) -> None:
 def write_report(
     spark: SparkSession,
     folder: str,
-    span: DaySpan,
+    span: DateRange,
     out: Path,
     teams: Teams | None = None,
     rules: Iterable[str] = (),
@@ -198,13 +205,13 @@ def _yaml_text(text: str) -> str:
     return f'"{"".join(escaped)}"'
 
 
-def _nothing(spark: SparkSession, folder: str, span: DaySpan) -> str:
+def _nothing(spark: SparkSession, folder: str, span: DateRange) -> str:
     """Return why there is nothing to add up."""
-    days = days_of(spark, folder, RECORDS_FOLDER)
+    days = stored_days(spark, folder, RECORDS_FOLDER)
     what = f"{folder}: no usage records from {span.first} to {span.last}"
     if days:
         return f"{what}; fix: choose days from {days[0]} to {days[-1]}"
-    refused = read_days(spark, folder, REJECTED_FOLDER, days_of(spark, folder, REJECTED_FOLDER))
+    refused = read_days(spark, folder, REJECTED_FOLDER, stored_days(spark, folder, REJECTED_FOLDER))
     if refused is None:
         return f"{what}, nor of other days; fix: name the folder or the topic that has them"
     row = refused.agg(F.count("*").alias("count"), F.min("topic").alias("topic")).first()
@@ -290,7 +297,7 @@ def _clocks(spark: SparkSession, folder: str, figures: UsageFigures) -> Iterator
     if ahead:
         yield f"The clocks of {_some(ahead)} are ahead: records end before they were written."
     latest = max(today(), figures.span.last)
-    future = [day for day in days_of(spark, folder, RECORDS_FOLDER) if day > latest]
+    future = [day for day in stored_days(spark, folder, RECORDS_FOLDER) if day > latest]
     if future:
         yield f"Records of days to come are not counted ({_some(future)}): a clock is ahead."
 
@@ -300,12 +307,12 @@ def run_report(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Report who used what, from Parquet files.")
     parquet_help = "folder or URL that usage_stream writes to"
     parser.add_argument("--parquet", required=True, metavar="DIR", help=parquet_help)
-    add_span(parser)
+    add_report_options(parser)
     return run_program(_run, parser, arguments)
 
 
 def _run(given: argparse.Namespace) -> None:
-    span = span_of(given)
+    span = date_range_of(given)
     prepare_out(given.out)
     spark = SparkSession.builder.appName("quota-proxy usage report").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from .command_line import KeyValues, UsageInputError, run_program
-from .record_frames import find_path, store_records
+from .record_frames import hadoop_path, store_records
 
 USAGE_NAME = "quota-proxy-usage"
 """Of the topic, the query and its client."""
@@ -50,9 +50,9 @@ class WriterLock:
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._folder = folder
         parent = f"{folder}/{WRITERS_FOLDER}"
-        self._parent, self._files = find_path(spark, parent)
+        self._parent, self._files = hadoop_path(spark, parent)
         own = f"{parent}/{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
-        self._own, _ = find_path(spark, own)
+        self._own, _ = hadoop_path(spark, own)
 
     def take(self) -> None:
         """Wait until who has died is known to be dead. Raises UsageInputError if one lives."""

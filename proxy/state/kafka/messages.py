@@ -126,7 +126,7 @@ def committed_messages(
     aborted = part.aborted_transactions or ()
     failed = sorted(((each.first_offset, each.producer_id) for each in aborted), reverse=True)
     failing: set[int] = set()
-    for batch, messages in record_batches(topic, part):
+    for batch, messages in decode_batches(topic, part):
         while failed and failed[-1][0] <= batch.base_offset:
             failing.add(failed.pop()[1])
         if batch.is_control_batch:
@@ -140,7 +140,7 @@ def committed_messages(
         positions[slot] = batch.next_offset
 
 
-def record_batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
+def decode_batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yield the batches of a fetched partition, with their messages; raises StateError."""
     records = bytes(part.records or b"")
     read, left = MemoryRecords(records), memoryview(records)

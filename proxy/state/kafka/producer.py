@@ -28,7 +28,7 @@ from kafka.protocol.producer import (
 )
 
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, TRANSACTION_COORDINATOR
-from proxy.cluster.upstream import RefusedError, UpstreamError, error_name
+from proxy.cluster.upstream import NonRetriableError, UpstreamError, error_name
 from proxy.state.store import StateError
 
 from .messages import Content, Message, Place, to_message
@@ -111,9 +111,9 @@ class Producer:
                 # In a tier another machine has undone what we had begun, as it was told that we are
                 # gone. The group says whether that is so.
                 await self.begin_anew()
-        except (RefusedError, StateError):
+        except (NonRetriableError, StateError):
             # What was begun would hold up readers until the brokers give it up.
-            with suppress(UpstreamError, RefusedError, FencedError):
+            with suppress(UpstreamError, NonRetriableError, FencedError):
                 await self._end(commit=False)
             raise
 

@@ -13,11 +13,11 @@ from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.cluster.upstream import RefusedError, UpstreamError
+from proxy.cluster.upstream import NonRetriableError, UpstreamError
 from proxy.state.store import ClosedError, Record, StateError, Store
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
-from .messages import WRITER_HEADER, Content, Place, committed_messages, record_batches, size_of
+from .messages import WRITER_HEADER, Content, Place, committed_messages, decode_batches, size_of
 from .producer import Producer
 from .slot_table import GroupFence, SlotTable
 from .state_topic import MAX_RECORD_BYTES, FencedError, NotReadyError, StateTopic
@@ -48,7 +48,7 @@ FOLLOW_LIMIT_S, FOLLOW_RETRY_S = 10.0, 1.0
 GRACE_S = 0.2
 """For a transaction of another that is under way: an order of magnitude longer than one takes."""
 
-KAFKA_ERRORS = (UpstreamError, RefusedError, FencedError)
+KAFKA_ERRORS = (UpstreamError, NonRetriableError, FencedError)
 """What the brokers say."""
 
 Value = TypeVar("Value")
@@ -248,7 +248,7 @@ class SlotStore(Store):
     def _fix_of(self, error: Exception) -> str:
         if isinstance(error, NotReadyError):
             return error.fix
-        if not isinstance(error, RefusedError):
+        if not isinstance(error, NonRetriableError):
             return (
                 "check that the brokers are up, that the topic is there, and "
                 "cluster.bootstrap_servers, tls and sasl"
@@ -420,7 +420,7 @@ class SlotStore(Store):
                 start = stable[part.partition_index]
                 begun = (
                     each
-                    for each in record_batches(topic.name, part)
+                    for each in decode_batches(topic.name, part)
                     if each[0].base_offset >= start
                 )
                 for record in next(begun, (None, []))[1][:1]:
@@ -462,7 +462,7 @@ class SlotStore(Store):
         async with topic.within(FOLLOW_LIMIT_S):
             try:
                 parts = await topic.retry(partial(topic.fetch, {common: began}))
-            except RefusedError as error:
+            except NonRetriableError as error:
                 if error.error_code != OffsetOutOfRangeError.errno:
                     raise
                 # It was made anew; who has the slot writes to it all that there was.

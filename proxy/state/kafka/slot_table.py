@@ -14,7 +14,7 @@ from .messages import Content, Place, size_of
 LOST_FIX = (
     "nothing: it writes again when the group has given it slots; see its log if that takes long"
 )
-Refusal = tuple[str, str]
+WriteRefusal = tuple[str, str]
 """Why nothing may be written, and how to mend that."""
 
 NOT_IN_GROUP = "this machine is not in the group of its tier now, and writes nothing", LOST_FIX
@@ -51,7 +51,7 @@ class SlotTable:
         """The slots that may be written."""
         self.fence: GroupFence | None = None
         """With which is written now; None where no group decides, or this member is not in it."""
-        self._refusal: Refusal | None = NOT_IN_GROUP
+        self._refusal: WriteRefusal | None = NOT_IN_GROUP
         self._losses = 0
 
     def place(self, key: str) -> Place:
@@ -124,7 +124,7 @@ class SlotTable:
         with self._right:
             self.taken -= frozenset(slots)
 
-    def lose(self, refusal: Refusal = NOT_IN_GROUP) -> None:
+    def lose(self, refusal: WriteRefusal = NOT_IN_GROUP) -> None:
         """Allow no writes to any slot until it is taken anew; what was read stays readable.
 
         For a machine that is out of its group: others may have its slots.

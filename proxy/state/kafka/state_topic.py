@@ -23,7 +23,7 @@ from proxy.cluster.upstream import (
     NOT_READY,
     UNKNOWN_TOPIC,
     Address,
-    RefusedError,
+    NonRetriableError,
     UpstreamError,
     error_name,
 )
@@ -107,7 +107,7 @@ class StateTopic(KafkaClient):
         """Raise what an error code of Kafka means to us; do nothing for 0.
 
         Raises UpstreamError when it may pass, after which leader and coordinator are looked for
-        anew; RefusedError when it will not; FencedError.
+        anew; NonRetriableError when it will not; FencedError.
         """
         if not error_code:
             return
@@ -117,13 +117,14 @@ class StateTopic(KafkaClient):
         if error_code == UNKNOWN_SERVER_ERROR or issubclass(for_code(error_code), RetriableError):
             self.forget_all()
             raise UpstreamError(NOT_READY, text)
-        raise RefusedError(f"{text}, {reason}" if reason else text, error_code)
+        raise NonRetriableError(f"{text}, {reason}" if reason else text, error_code)
 
     async def ensure(self, limit_s: float) -> None:
         """Make the topic if there is none, and check that state can be kept in it.
 
         `limit_s` is for a topic that is there. Raises StateError when state can not be kept in it,
-        UpstreamError, and RefusedError when the proxy may not make it, or not see its settings.
+        UpstreamError, and NonRetriableError when the proxy may not make it, or not see its
+        settings.
         """
         # At once when nobody answers; what comes later is given the time.
         (seen,) = (await self.metadata([self.name])).topics

@@ -15,11 +15,11 @@ from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
-from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError
+from proxy.cluster.upstream import NOT_READY, Address, NonRetriableError, UpstreamError
 from proxy.errors import ProxyError
 from proxy.state import GroupFence
 from proxy.tasks import wait_at_most
-from proxy.tier.slot_balance import Placement, placed_slots
+from proxy.tier.slot_balance import Placement, place_slots
 
 from .assignor import assign_to_members
 from .group_documents import NO_GENERATION, Assignment, RefusedMember, Subscription, UserDataError
@@ -138,7 +138,7 @@ class GroupMember:
         on_revoked: Callable[[frozenset[int]], Awaitable[None]],
         on_lost: Callable[[], None],
         may_hold: Callable[[int], Awaitable[bool]],
-        place: Placement = placed_slots,
+        place: Placement = place_slots,
         session_timeout_s: float = SESSION_TIMEOUT_S,
     ) -> None:
         self._bootstrap = bootstrap
@@ -247,7 +247,7 @@ class GroupMember:
                 return await self._take_part(connection, tasks)
             finally:
                 connection.close()
-        except (UpstreamError, RefusedError, UserDataError) as error:
+        except (UpstreamError, NonRetriableError, UserDataError) as error:
             self._client.forget(self._coordinator_key)
             self._session.failed(str(error))
             return False
@@ -329,7 +329,7 @@ class GroupMember:
         self._session.ends_s = None
         before = self._forget_place()
         if before.member_id:
-            with suppress(UpstreamError, RefusedError, TimeoutError):
+            with suppress(UpstreamError, NonRetriableError, TimeoutError):
                 async with asyncio.timeout(ANSWER_LIMIT_S):
                     await self._client.ask(leave_request(before), await self._coordinator())
 
@@ -353,7 +353,7 @@ class GroupMember:
             try:
                 answer = await self._client.ask(heartbeat_request(fence), await self._coordinator())
                 self._heard(answer.error_code, fence, sent_s)
-            except (UpstreamError, RefusedError) as error:
+            except (UpstreamError, NonRetriableError) as error:
                 self._client.forget(self._coordinator_key)
                 self._session.failed(str(error))
                 self._interrupt()  # a round at a coordinator that is gone would wait for long
@@ -424,7 +424,7 @@ class GroupMember:
     def _check(self, error_code: int, member_id: str) -> bool:
         """Return whether this is no error; do what an error asks for at once.
 
-        Raises MembershipError for one that stays, UpstreamError and RefusedError for others.
+        Raises MembershipError for one that stays, UpstreamError and NonRetriableError for others.
         """
         meaning = action_for_error(error_code)
         if meaning is ErrorAction.FINE:
@@ -443,7 +443,7 @@ class GroupMember:
             raise MembershipError(text)
         if meaning is ErrorAction.MOVED:
             raise UpstreamError(NOT_READY, f"the coordinator is not ready: {text}")
-        raise RefusedError(text, error_code)
+        raise NonRetriableError(text, error_code)
 
     async def _coordinator(self) -> tuple[str, int]:
         return await self._client.coordinator(
@@ -487,7 +487,7 @@ def log_oddities(assignment: Assignment, before: Assignment | None, member_id: s
             _log.warning(text, machine=refusal.name, reason=refusal.reason)
 
 
-async def group_beside(
+async def find_conflicting_group(
     client: KafkaClient, group_id: str, state_topic: str, brokers: Iterable[Address]
 ) -> str | None:
     """Return another tier's group whose members keep their state in this topic.

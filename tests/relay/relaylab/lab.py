@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
 from metrics.clock import clock_ms
-from metrics.exposition import FigureCollector
+from metrics.exposition import MetricTableCollector
 from proxy.cluster.dial import upstream_context
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.progress.topics import TopicNames
@@ -331,8 +331,8 @@ async def open_lab(
     instruments = Instruments(metrics, max_label_sets=100)
     settings, names = QuotaSettings(rules=rules), TopicNames()
     quotas = QuotaManager(settings, instruments)
-    sensors = OF_SENSORS, quotas.figure_rows
-    metrics.register(FigureCollector([sensors], clock_ms, sys.maxsize))
+    sensors = OF_SENSORS, quotas.metric_rows
+    metrics.register(MetricTableCollector([sensors], clock_ms, sys.maxsize))
     new_usage = None if sample_every is None else lambda: ClientUsage(names, sample_every)
     services = Services(
         loop=loop,

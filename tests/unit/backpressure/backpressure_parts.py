@@ -10,9 +10,9 @@ from parts.reports import ReportingDriver, batch_document, parsed
 
 from proxy.backpressure.backpressure import OffsetLookups, QueryBackpressure
 from proxy.progress.progress_records import read_records
-from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
+from proxy.progress.query import FollowedQuery, ProgressSettings, QuerySettings
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
 from proxy.wire.list_offsets import EARLIEST, LATEST, LookupRequest, read_list_offsets_response
@@ -29,9 +29,9 @@ LABEL = "orders"
 EPOCH_S = 1_767_323_045.0
 
 
-def adaptive(**settings) -> AdaptiveBound:
+def adaptive(**settings) -> AdaptiveSettings:
     """Settings with the estimator whose rate is simply that of the latest batch."""
-    return AdaptiveBound(**{"batch_interval_ms": INTERVAL_MS, "estimator": "pid", **settings})
+    return AdaptiveSettings(**{"batch_interval_ms": INTERVAL_MS, "estimator": "pid", **settings})
 
 
 def rule(static=STATIC, number=0, **settings) -> Rule:
@@ -88,7 +88,7 @@ class BackpressureWorld(QueryWorld):
         return self.begin_process(*(rules or self.rules))
 
     @property
-    def query(self) -> QueryProgress:
+    def query(self) -> FollowedQuery:
         query = self.registry.query_of(CLIENT)
         assert query is not None
         return query

@@ -15,7 +15,7 @@ from backpressure_parts import (
 )
 
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
-from proxy.progress.tracker import Reader
+from proxy.progress.tracker import QueryReader
 
 RATE = 100.0
 PER_BATCH = 200
@@ -117,7 +117,7 @@ class Run:
 
     def reads(self, offset: int = END) -> None:
         """An executor asks for what follows an offset: a batch was planned."""
-        Reader(self.world.query).fetch_asked("t", None, [(0, offset)], self.world.now_ms)
+        QueryReader(self.world.query).fetch_asked("t", None, [(0, offset)], self.world.now_ms)
 
     def fetches(self) -> None:
         self.driver.is_executor = True

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.driver_view import apportion
+from proxy.backpressure.driver_view import split_by_lag
 
 LAGS = st.dictionaries(
     st.tuples(st.sampled_from("ab"), st.integers(0, 30)),
@@ -34,12 +34,12 @@ WORKED = [
     ("total", "lags", "expected"), [row[1:] for row in WORKED], ids=[row[0] for row in WORKED]
 )
 def test_worked_figures(total, lags, expected):
-    made = apportion(total, {("t", index): lag for index, lag in enumerate(lags)})
+    made = split_by_lag(total, {("t", index): lag for index, lag in enumerate(lags)})
     assert list(made.values()) == expected
 
 
 def test_no_partition():
-    assert apportion(10, {}) == {}
+    assert split_by_lag(10, {}) == {}
 
 
 def parts_of(total: int, lags: dict) -> dict:
@@ -58,7 +58,7 @@ def parts_of(total: int, lags: dict) -> dict:
 @settings(deadline=None)
 @given(total=TOTALS, lags=LAGS)
 def test_they_add_up_and_nobody_with_lag_gets_nothing(total, lags):
-    made = apportion(total, lags)
+    made = split_by_lag(total, lags)
     lagging = {key: lag for key, lag in lags.items() if lag}
     assert made.keys() == lags.keys()
     assert sum(made.values()) == min(max(total, len(lagging)), sum(lags.values()))
@@ -69,7 +69,7 @@ def test_they_add_up_and_nobody_with_lag_gets_nothing(total, lags):
 @settings(deadline=None)
 @given(total=TOTALS, lags=LAGS)
 def test_they_are_within_one_of_proportion(total, lags):
-    made = apportion(total, lags)
+    made = split_by_lag(total, lags)
     lagging = {key: lag for key, lag in lags.items() if lag}
     total = min(max(total, len(lagging)), sum(lags.values()))
     for key, part in parts_of(total, lagging).items():
@@ -79,7 +79,7 @@ def test_they_are_within_one_of_proportion(total, lags):
 @settings(deadline=None)
 @given(total=TOTALS, lags=LAGS)
 def test_more_lag_is_never_a_smaller_share(total, lags):
-    made = apportion(total, lags)
+    made = split_by_lag(total, lags)
     for one, other in combinations(lags, 2):
         low, high = sorted((one, other), key=lags.__getitem__)
         assert made[low] <= made[high] or lags[low] == lags[high]
@@ -90,7 +90,7 @@ def test_more_lag_is_never_a_smaller_share(total, lags):
 def test_they_are_at_most_one_more_than_sparks_own_limit(total, lags):
     """It rounds parts below 1 up and all others down, and lets the sum be what it is."""
     whole = sum(lags.values())
-    for key, share in apportion(total, lags).items():
+    for key, share in split_by_lag(total, lags).items():
         part = Fraction(total * lags[key], whole) if whole else Fraction(0)
         sparks = min(lags[key], max(1, int(part)))
         assert share <= sparks + 1
@@ -104,7 +104,7 @@ def test_batch_by_batch_all_is_read_in_no_more_batches_than_it_takes(total, lags
     left = {("t", index): lag for index, lag in enumerate(lags)}
     batches = 0
     while any(left.values()):
-        before, made = left, apportion(total, left)
+        before, made = left, split_by_lag(total, left)
         left = {key: lag - made[key] for key, lag in before.items()}
         assert all(left[key] < lag for key, lag in before.items() if lag)
         batches += 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.backpressure.backpressure_record import (
     BOUND_RECORDS,
     by_partition,
-    read_bound_record,
+    read_backpressure_record,
 )
 from proxy.state import Record
 
@@ -40,7 +40,7 @@ def test_a_record_says_what_is_known():
     assert value["bytes_per_record"] == [50_000, 500, 0]
     assert value["run_id"] == str(UUID(int=2))
     assert value["starts"] == {}
-    kept = read_bound_record(record)
+    kept = read_backpressure_record(record)
     assert by_partition(kept.told) == {("t", 0): (1200, 5000, 0)}
 
 

@@ -25,7 +25,7 @@ from proxy.backpressure.backpressure import OffsetLookups
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
 from proxy.backpressure.drivers import MISSED_ANSWERS
 from proxy.progress.report import TriggerKind
-from proxy.progress.tracker import Reader
+from proxy.progress.tracker import QueryReader
 from proxy.quota.rules import Rule
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
 
@@ -280,7 +280,7 @@ SCRIPTS = {
     .after(500)
     .sends("terminated")
     .restarts()
-    .does(lambda world: Reader(world.query).fetch_asked("t", None, [(0, END)], world.now_ms))
+    .does(lambda world: QueryReader(world.query).fetch_asked("t", None, [(0, END)], world.now_ms))
     .looks(5000, END + PER_BATCH)
     .after(10)
     .batch(END + PER_BATCH, ms=500)
@@ -298,7 +298,7 @@ SCRIPTS = {
     .after(500)
     .sends("terminated")
     .restarts()
-    .does(lambda world: Reader(world.query).fetch_asked("t", None, [(0, 300)], world.now_ms))
+    .does(lambda world: QueryReader(world.query).fetch_asked("t", None, [(0, 300)], world.now_ms))
     .looks(5000, 300 + 100),
     # After a restart without state the driver may know an end that nobody here does.
     "a process that did not see the last plan tells the truth once": fresh()
@@ -330,7 +330,7 @@ SCRIPTS = {
     "initial_rate waits for the run to be known": INITIAL.connects().earliest(0).looks(5000, 5000),
     # It takes up a batch from its checkpoint without asking, so its end is not known here.
     "initial_rate leaves a run alone that reads what an earlier one planned": AGAIN.restarts()
-    .does(lambda world: Reader(world.query).fetch_asked("t", None, [(0, END)], world.now_ms))
+    .does(lambda world: QueryReader(world.query).fetch_asked("t", None, [(0, END)], world.now_ms))
     .looks(5000, 5000),
     "initial_rate is lifted when reports do not come": fresh(initial_rate=50.0, hold_ms=10_000.0)
     .starts()
@@ -371,7 +371,7 @@ SCRIPTS = {
     .earliest(0)
     .looks(9000, 100)
     .after(100)
-    .does(lambda world: Reader(world.query).fetch_asked("t", None, [(0, 0)], world.now_ms))
+    .does(lambda world: QueryReader(world.query).fetch_asked("t", None, [(0, 0)], world.now_ms))
     .after(400)
     .looks(9000, 100),
     "nor to one that was told all there was": AGAIN.restarts()

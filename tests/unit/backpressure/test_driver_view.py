@@ -11,8 +11,8 @@ from proxy.backpressure.driver_view import (
     DECISIONS,
     EVENT_JITTER_MS,
     RETRIES_MS,
-    Decision,
     DriverView,
+    LookupDecision,
 )
 from proxy.backpressure.drivers import QueryConnection
 
@@ -96,7 +96,7 @@ def test_the_documentation_has_the_same_rows():
     ]
     assert [row.why for row in DECISIONS[-len(batch) :]] == [None] * len(batch)
     waits = [wait for _, _, wait in rows]
-    none = (None, Decision._field_defaults["until_ms"])
+    none = (None, LookupDecision._field_defaults["until_ms"])
     assert [bool(wait) for wait in waits] == [row.until_ms not in none for row in DECISIONS]
     for before, row, wait in zip(DECISIONS, DECISIONS[1:], waits[1:], strict=False):
         assert wait != "the same" or row.until_ms is before.until_ms

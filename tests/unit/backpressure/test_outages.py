@@ -8,7 +8,7 @@ import pytest
 from backpressure_parts import INTERVAL_MS, VERSION, answer, ask, tell_earliest, told
 from driver_script import PER_BATCH, RATE, world_of
 
-from proxy.progress.tracker import Reader
+from proxy.progress.tracker import QueryReader
 from proxy.wire.list_offsets import EARLIEST, LATEST
 
 BACKLOG = 1_000_000
@@ -135,7 +135,9 @@ class Driver:
             self.sizes.append(end - self.done)
             # Nobody has read ahead before the first batch of a run.
             if len(self.sizes) == 1 or self.chance.random() >= self.reads_ahead:
-                Reader(self.world.query).fetch_asked("t", None, [(0, self.done)], self.world.now_ms)
+                QueryReader(self.world.query).fetch_asked(
+                    "t", None, [(0, self.done)], self.world.now_ms
+                )
             if moment == "amid":
                 self.pass_ms(self.chance.uniform(0, 500))
                 self.outage()
@@ -163,7 +165,9 @@ class Driver:
 def test_no_batch_is_above_its_bound(seed, executor_first, max_report_ms, reads_ahead):
     driver = Driver(Random(seed), max_report_ms, reads_ahead, executor_first=executor_first)
     for count in range(3):
-        Reader(driver.world.query).fetch_asked("t", None, [(0, driver.done)], driver.world.now_ms)
+        QueryReader(driver.world.query).fetch_asked(
+            "t", None, [(0, driver.done)], driver.world.now_ms
+        )
         driver.done += PER_BATCH
         told(driver.world, driver.lookups, {0: driver.done}, correlation_id=driver.number)
         driver.pass_ms(INTERVAL_MS)

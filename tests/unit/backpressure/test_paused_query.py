@@ -5,12 +5,12 @@ from parts.quota_world import QuotaWorld
 
 from proxy.backpressure.backpressure import Backpressure
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, QuotaPause, QuotaSettings, Rule, RuleTable
+from proxy.quota.rules import AdaptiveSettings, QuotaPause, QuotaSettings, Rule, RuleTable
 
 RULE = Rule(
     client_id="orders",
     bounds={QuotaKind.CONSUMER_BYTE_RATE: 1e6},
-    adaptive=AdaptiveBound(batch_interval_ms=1000.0, initial_rate=500.0),
+    adaptive=AdaptiveSettings(batch_interval_ms=1000.0, initial_rate=500.0),
 )
 CLIENT = ClientIdentity("default", "anna", "orders")
 

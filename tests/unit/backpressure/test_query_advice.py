@@ -4,13 +4,13 @@ import pytest
 
 from proxy.backpressure.query_advice import advise
 from proxy.progress.events import ProgressEvent, ProgressEventKind
-from proxy.progress.query import LastBatch, QueryProgress
+from proxy.progress.query import FollowedQuery, LastBatch
 from proxy.progress.report import ReportedTrigger
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
+from proxy.quota.rules import AdaptiveSettings, Rule, RuleTable
 
 BOUNDS = {QuotaKind.CONSUMER_BYTE_RATE: 1e6}
-TWO_SECONDS = AdaptiveBound(batch_interval_ms=2000.0)
+TWO_SECONDS = AdaptiveSettings(batch_interval_ms=2000.0)
 EACH_TWO_SECONDS = ReportedTrigger(kind="processing_time", interval_ms=2000.0)
 
 
@@ -19,8 +19,8 @@ def ignore(*_: object) -> None: ...
 
 def make(
     client_id="etl", name="orders", batches=0, rows=5, trigger=None, on_event=ignore
-) -> QueryProgress:
-    query = QueryProgress(client_id, on_event, changed=ignore)
+) -> FollowedQuery:
+    query = FollowedQuery(client_id, on_event, changed=ignore)
     query.name = name
     list(query.beginning_run("run", None, 0.0))
     query.reported_name = name
@@ -134,7 +134,7 @@ def test_a_query_that_nobody_names_may_be_meant_to_read_past_the_proxy(
     ],
 )
 def test_the_trigger(trigger, interval_ms, expected):
-    adaptive = AdaptiveBound(batch_interval_ms=interval_ms) if interval_ms is not None else None
+    adaptive = AdaptiveSettings(batch_interval_ms=interval_ms) if interval_ms is not None else None
     found = find(make(trigger=trigger), rule(adaptive=adaptive))
     assert found.keys() == expected.keys()
     for kind, part in expected.items():
@@ -143,7 +143,7 @@ def test_the_trigger(trigger, interval_ms, expected):
 
 def test_of_several_rules_that_of_the_client_tells_the_interval():
     query = make(trigger=ReportedTrigger(kind="processing_time", interval_ms=9000))
-    rules = [rule(user="alice"), rule(adaptive=AdaptiveBound(batch_interval_ms=9000.0))]
+    rules = [rule(user="alice"), rule(adaptive=AdaptiveSettings(batch_interval_ms=9000.0))]
     assert "write batch_interval: 9s" in find(query, *rules)["interval"]  # which is not known yet
     assert find(query, *rules, identity=ClientIdentity("default", None, "etl")) == {}
     assert find(query, *rules, identity=ClientIdentity("default", "alice", "etl"))
@@ -154,7 +154,7 @@ def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     trigger = ReportedTrigger(kind="processing_time", interval_ms=9000)
     query = make(trigger=trigger, on_event=events.append)
     two, three, nine = (
-        rule(adaptive=AdaptiveBound(batch_interval_ms=interval_ms))
+        rule(adaptive=AdaptiveSettings(batch_interval_ms=interval_ms))
         for interval_ms in (2e3, 3e3, 9e3)
     )
     assert "batch_interval is 2 s" in find(query, two)["interval"]

@@ -11,7 +11,7 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from proxy.cluster.kafka_client import ANSWER_TIMEOUT_S, METADATA_VERSION, Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
-from proxy.cluster.upstream import CONNECTION_CLOSED, RefusedError, UpstreamError, error_name
+from proxy.cluster.upstream import CONNECTION_CLOSED, NonRetriableError, UpstreamError, error_name
 
 HOST = "127.0.0.1"
 HANDSHAKE, AUTHENTICATE = 17, 36
@@ -188,10 +188,10 @@ async def test_what_fails_is_tried_again_within_its_time() -> None:
 
 async def test_a_refusal_is_not_tried_again() -> None:
     async def attempt() -> None:
-        raise RefusedError("no", 29)
+        raise NonRetriableError("no", 29)
 
     client = KafkaClient(Bootstrap([(HOST, 1)]))
-    with pytest.raises(RefusedError):
+    with pytest.raises(NonRetriableError):
         async with client.within(ANSWER_TIMEOUT_S):
             await client.retry(attempt)
 

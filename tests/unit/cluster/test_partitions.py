@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from proxy.cluster.kafka_client import MAX_REQUEST_PARTITIONS, chunks_by_topic, named
+from proxy.cluster.kafka_client import MAX_REQUEST_PARTITIONS, chunks_by_topic, format_partitions
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_REQUEST_PARTITIONS, 2 * MAX_REQUEST_PARTITIONS + 1])
@@ -28,4 +28,4 @@ def test_requests_are_bounded(count: int) -> None:
     [(1, "t-0"), (3, "t-0, t-1, t-2"), (4, "t-0, t-1, t-2 and 1 more")],
 )
 def test_few_partitions_are_named(count: int, text: str) -> None:
-    assert named({("t", number) for number in range(count)}) == text
+    assert format_partitions({("t", number) for number in range(count)}) == text

@@ -13,7 +13,7 @@ from parts.query_world import learn_end
 from parts.reports import batch_document, source_document
 from wired_world import SECOND_MS, WiredWorld
 
-from proxy.backpressure.driver_view import apportion
+from proxy.backpressure.driver_view import split_by_lag
 
 CLOCK_MS = 100.0
 """The shortest interval of this world."""
@@ -134,7 +134,7 @@ class Job:
             made = dict.fromkeys(lags, 0)
         else:
             fitting = max(1, round(ceiling * self.plant.interval_ms / SECOND_MS))
-            made = apportion(fitting, lags)
+            made = split_by_lag(fitting, lags)
         for key, end in latest.items():
             self.told[key] = min(end, max(self.done[key] + made[key], self.told[key]))
             pressed.clamp.record_end(key, end, self.told[key], connection, world.now_ms)

@@ -3,7 +3,7 @@
 from itertools import starmap
 from operator import attrgetter
 
-from proxy.pipeline.completion import Completion
+from proxy.pipeline.completion import CompletionTracker
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 from proxy.state import Record
 
@@ -40,7 +40,7 @@ def graph(stages, name="p", **settings) -> PipelineGraph:
     )
 
 
-def snapshot(completion: Completion) -> list[Record]:
+def snapshot(completion: CompletionTracker) -> list[Record]:
     """Return the records of all that there is, by their keys."""
     edges = completion.edges
     items: list[tuple[object, ...]] = [("root", root) for root in completion.ledger.roots]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline_jobs import Plant
 from wired_world import SECOND_MS, WiredWorld, pipeline, stage
 
-from proxy.pipeline.batch_limit import ROUND_SHARE, UpstreamWriter, records_that_fit
+from proxy.pipeline.batch_limit import ROUND_SHARE, UpstreamStage, records_that_fit
 
 NEVER = [0, 1_000_000]
 """A band that nothing leaves: nobody is held but by the bounds."""
@@ -314,7 +314,7 @@ def test_bounds_hold_whatever_happens(tmp_path_factory, limit, events):
     st.integers(1, 50),
 )
 def test_whoever_plans_next_leaves_the_bound_kept(max_lag, lag, rows, least):
-    writers = [UpstreamWriter(*row) for row in rows]
+    writers = [UpstreamStage(*row) for row in rows]
     coming = sum(each.coming for each in writers)
     for number, each in enumerate(writers):
         others = writers[:number] + writers[number + 1 :]
@@ -327,4 +327,4 @@ def test_whoever_plans_next_leaves_the_bound_kept(max_lag, lag, rows, least):
 
 
 def test_who_writes_nothing_has_no_bound():
-    assert records_that_fit(10, 100, UpstreamWriter(1.0, 0.0), []) is None
+    assert records_that_fit(10, 100, UpstreamStage(1.0, 0.0), []) is None

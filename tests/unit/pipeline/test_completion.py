@@ -17,7 +17,7 @@ from proxy.pipeline.completion import (
     PIPELINE_CHANGED,
     SWEEP_AT,
     TOO_MANY_EDGES,
-    Completion,
+    CompletionTracker,
     StageBatch,
 )
 from proxy.pipeline.graph import PendingLimit
@@ -26,8 +26,8 @@ from proxy.pipeline.ledger import (
     MAX_EDGES,
     TIMED_OUT,
     ClockOffset,
-    EdgeTable,
     Ledger,
+    PendingEdges,
     SourceBatch,
     TopicRange,
 )
@@ -49,7 +49,7 @@ JOIN = (stage("one", "A", "B"), stage("two", "B A", "C"), stage("three", "C"))
 
 
 def make(stages=CHAIN, *, max_edges=MAX_EDGES, **settings):
-    return Completion(
+    return CompletionTracker(
         graph(stages, **{"timeout_ms": TIMEOUT_MS} | settings),
         UnwrittenRecords(),
         random=Random(1),
@@ -602,7 +602,7 @@ def test_100_000_roots_of_any_size_take_at_most_64_mib():
     """
     roots, partitions = 25_000, 8
     ledger = Ledger(TIMEOUT_MS, Random(1), ClockOffset(0.0), lambda *_: None)
-    edges = EdgeTable(ledger.new_id, lambda *_: None)
+    edges = PendingEdges(ledger.new_id, lambda *_: None)
     gc.collect()
     tracemalloc.start()
     try:

@@ -8,7 +8,7 @@ from pipeline_parts import graph, snapshot, stage
 
 from proxy.admin.document_models import RowContext
 from proxy.admin.pipeline_documents import COMPLETION
-from proxy.pipeline.completion import PIPELINE_CHANGED, Completion, StageBatch
+from proxy.pipeline.completion import PIPELINE_CHANGED, CompletionTracker, StageBatch
 from proxy.pipeline.ledger import TopicRange
 from proxy.state import MemoryStore, Record, UnwrittenRecords
 
@@ -27,7 +27,7 @@ STAGES = (
 
 def make(random, now_ms=0.0, started_ms=0.0, stages=STAGES):
     """Make one whose monotonic clock began at `started_ms` of the test's time."""
-    return Completion(
+    return CompletionTracker(
         graph(stages, "p/ä", timeout_ms=TIMEOUT_MS),
         UnwrittenRecords(),
         random=random,

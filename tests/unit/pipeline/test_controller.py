@@ -14,11 +14,11 @@ from proxy.pipeline.graph import MIN_RATE
 from proxy.pipeline.nodes import (
     IDLE_SHARE,
     NOBODY_LEFT,
-    Controller,
+    NodeController,
     NodeHold,
     RateChange,
     delay_ms,
-    delayed_rate,
+    rate_with_delay,
 )
 from proxy.state import Record
 
@@ -40,7 +40,7 @@ DELAYS = {
 @pytest.mark.parametrize(("up", "down", "adjust", "delay", "rate"), DELAYS.values(), ids=DELAYS)
 def test_worked_figures(up, down, adjust, delay, rate):
     assert delay_ms(up, down, adjust) == pytest.approx(delay)
-    assert delayed_rate(up, delay_ms(up, down, adjust)) == pytest.approx(rate)
+    assert rate_with_delay(up, delay_ms(up, down, adjust)) == pytest.approx(rate)
 
 
 PERIOD_MS = 4_000.0
@@ -50,7 +50,7 @@ class Run:
     """A controller, period after period."""
 
     def __init__(self, period_ms: float = PERIOD_MS) -> None:
-        self.up = Controller(NODE, "p/1")
+        self.up = NodeController(NODE, "p/1")
         self.up.follow(NODE, (), period_ms, 0.0)
         self.now_ms = 0.0
         self.dead: set[str] = set()
@@ -226,7 +226,7 @@ MEASURED = {
 
 @pytest.mark.parametrize(("measured", "rate"), MEASURED.values(), ids=MEASURED.keys())
 def test_the_rate_in_force_of_a_node_that_is_not_held(measured, rate):
-    controller = Controller(NODE)
+    controller = NodeController(NODE)
     controller.measured_rate = measured
     assert controller.rate == rate
 
@@ -277,7 +277,7 @@ def test_the_rate_is_always_from_the_minimum_to_normal(requests, measured):
         assert run.up.read(run.up.record()) == state
 
 
-def held() -> Controller:
+def held() -> NodeController:
     run = Run()
     run.period(("down", LESS, 400))
     return run.up
@@ -286,7 +286,7 @@ def held() -> Controller:
 def test_a_record_brings_the_state_back():
     record = held().record()
     assert record.key == held().key() == "flow/p%2F1/up"
-    assert Controller(NODE, "p/1").read(record) == held().state
+    assert NodeController(NODE, "p/1").read(record) == held().state
 
 
 DAMAGED = {
@@ -314,4 +314,4 @@ def test_a_damaged_record_is_refused(damage):
 
 
 def test_a_rate_above_normal_is_read_as_normal():
-    assert Controller(SLOWER, "p/1").read(held().record()).rate == 300
+    assert NodeController(SLOWER, "p/1").read(held().record()).rate == 300

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.ledger import MAX_DONE_RANGES, EdgeTable, TopicRange, merge_ranges
+from proxy.pipeline.ledger import MAX_DONE_RANGES, PendingEdges, TopicRange, merge_ranges
 
 KEY = ("two", "B", 0)
 OTHER = ("two", "B", 1)
@@ -15,7 +15,7 @@ OTHER = ("two", "B", 1)
 
 def make(seed=1):
     random = Random(seed)
-    return EdgeTable(lambda: random.getrandbits(64) | 1, lambda *_: None)
+    return PendingEdges(lambda: random.getrandbits(64) | 1, lambda *_: None)
 
 
 def edges(table, key=KEY):

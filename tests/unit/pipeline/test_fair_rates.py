@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_parts import source
 
-from proxy.pipeline.nodes import Controller, NodeHold, Upstream, lowered_rates, raised_rates
+from proxy.pipeline.nodes import NodeController, NodeHold, Upstream, lowered_rates, raised_rates
 
 INF = float("inf")
 
@@ -30,7 +30,7 @@ def rates_of(values) -> Upstream:
     """Make nodes of a rate, a normal rate and what the stage is sent of each record."""
     nodes = []
     for number, (rate, normal_rate, records) in enumerate(values):
-        node = Controller(source(str(number), "a", normal_rate=normal_rate))
+        node = NodeController(source(str(number), "a", normal_rate=normal_rate))
         node.state = NodeHold(rate)
         nodes.append((node, records))
     return nodes

@@ -9,7 +9,7 @@ from proxy.pipeline.graph import (
     PipelineGraph,
     PipelineSettings,
     StageSettings,
-    find_problems,
+    find_pipeline_problems,
     find_shared_members,
 )
 
@@ -117,14 +117,14 @@ BAD = {
 
 @pytest.mark.parametrize(("settings", "path", "message"), BAD.values(), ids=BAD.keys())
 def test_a_mistake_is_told_with_its_place_and_a_fix(settings, path, message):
-    problems = list(find_problems(settings))
+    problems = list(find_pipeline_problems(settings))
     assert [problem.path for problem in problems] == [path]
     assert message in problems[0].message
     assert problems[0].fix
 
 
 def test_all_mistakes_are_told_at_once():
-    assert len([*find_problems(pipeline(stage("one", "x", ratio=2, normal_rate=0)))]) == 4
+    assert len([*find_pipeline_problems(pipeline(stage("one", "x", ratio=2, normal_rate=0)))]) == 4
 
 
 def test_two_pipelines_share_no_members():

@@ -12,7 +12,7 @@ from proxy.admin.document_models import RowContext
 from proxy.admin.query_documents import progress_documents
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused
-from proxy.progress.tracker import Reader
+from proxy.progress.tracker import QueryReader
 from proxy.wire.layout import run_steps
 
 LARGE = None
@@ -105,7 +105,7 @@ class Client:
 
     def __init__(self, world, query=None, node_id=1, topic_id=None):
         self.world = world
-        self.follower = Reader(query or world.query(), node_id)
+        self.follower = QueryReader(query or world.query(), node_id)
         self.topic_id = topic_id
 
     def ask(self, offset, partition=0):

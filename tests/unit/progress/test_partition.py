@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.progress.events import ProgressEventKind
-from proxy.progress.log_edges import CUT_CONFIRM_MS
+from proxy.progress.log_offsets import CUT_CONFIRM_MS
 from proxy.progress.offset_ranges import MAX_RANGES, MAX_SKIPS, SkipReason
 from proxy.progress.partition import PartitionProgress
 from proxy.progress.report import BatchRange

@@ -11,7 +11,7 @@ from parts.reports import batch_document
 from progress_world import FOREIGN, Client, Driver, ProgressWorld, configured, uuid
 
 from proxy.progress.events import ADVICE
-from proxy.progress.log_edges import MIN_END_AGE_MS
+from proxy.progress.log_offsets import MIN_END_AGE_MS
 from proxy.progress.query import (
     LIVE_MS,
     MAX_PARTITIONS,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from progress_world import LARGE, Client, ProgressWorld
 
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import MAX_CURSORS, FetchExchange, Reader
+from proxy.progress.tracker import MAX_CURSORS, FetchExchange, QueryReader
 from proxy.wire.fetch import FetchRequestContent
 
 OUT_OF_RANGE = 1
@@ -309,7 +309,7 @@ def test_it_follows_what_the_fetches_of_a_connection_tell(world):
     """An incremental session: the second request names no partition that did not move."""
     names = TopicNames()
     names.resolved({OLD_ID: "t"})
-    reader = Reader(world.query(), 3)
+    reader = QueryReader(world.query(), 3)
 
     def exchange(session_id, epoch, positions, answered):
         ask = FetchRequestContent(

@@ -16,7 +16,7 @@ from proxy.progress.report import (
     MAX_REPORT_BYTES,
     MAX_VALUES,
     BatchRange,
-    Refusal,
+    RefusalReason,
     ReportRefused,
     parse_report,
 )
@@ -137,7 +137,7 @@ def test_a_trigger_that_is_not_known_is_another_one():
     ],
 )
 def test_malformed_signs_of_life(changes):
-    assert refusal({**RUNNING, **changes}).reason is Refusal.MALFORMED
+    assert refusal({**RUNNING, **changes}).reason is RefusalReason.MALFORMED
 
 
 def test_optional_keys_may_be_left_out_and_unknown_ones_are():
@@ -209,7 +209,7 @@ def test_optional_keys_may_be_left_out_and_unknown_ones_are():
 )
 def test_malformed(path, value):
     error = refusal(changed(path, value))
-    assert error.reason is Refusal.MALFORMED
+    assert error.reason is RefusalReason.MALFORMED
     assert len(error.message) < 500
 
 
@@ -225,7 +225,7 @@ def test_the_message_says_what_the_key_of_an_offset_is(end):
 
 
 def test_a_batch_belongs_to_progress_only():
-    assert refusal({**REPORT, "event": "idle"}).reason is Refusal.MALFORMED
+    assert refusal({**REPORT, "event": "idle"}).reason is RefusalReason.MALFORMED
 
 
 def test_an_error_that_is_too_long():
@@ -248,7 +248,7 @@ def test_an_error_that_is_too_long():
 )
 def test_figures_that_no_batch_can_have(path, value, named):
     error = refusal(changed(path, value))
-    assert error.reason is Refusal.IMPOSSIBLE
+    assert error.reason is RefusalReason.IMPOSSIBLE
     assert named in error.message
 
 
@@ -270,7 +270,7 @@ def test_figures_that_no_batch_can_have(path, value, named):
 def test_what_is_no_report(raw):
     with pytest.raises(ReportRefused) as caught:
         parse_report(raw)
-    assert caught.value.reason is Refusal.MALFORMED
+    assert caught.value.reason is RefusalReason.MALFORMED
     assert len(caught.value.message) < 500
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from progress_world import ProgressWorld
 
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import FetchExchange, Reader
+from proxy.progress.tracker import FetchExchange, QueryReader
 from proxy.wire.fetch import FetchRequestContent
 
 NO_ERROR, OUT_OF_RANGE = 0, 1
@@ -237,7 +237,7 @@ class Consumer:
     def __init__(self, names, *, in_session, by_id):
         self.world = ProgressWorld()
         self.names = names
-        self.reader = Reader(self.world.query(), 1)
+        self.reader = QueryReader(self.world.query(), 1)
         self.topic = ORDERS_ID if by_id else "t"
         self.in_session = in_session
         self.positions, self.asked = {}, {}

@@ -12,7 +12,7 @@ from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import SLICES_MS, FollowingContext
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.slices import SLICE_S, TimeSlicer
@@ -69,7 +69,7 @@ class FollowingWorld(QueryWorld):
 
 def bounded(client_id):
     bounds = {QuotaKind.CONSUMER_BYTE_RATE: BOUND}
-    return Rule(client_id=client_id, bounds=bounds, adaptive=AdaptiveBound())
+    return Rule(client_id=client_id, bounds=bounds, adaptive=AdaptiveSettings())
 
 
 def wanted(client):

@@ -19,7 +19,7 @@ from parts.reports import ReportingDriver
 
 from proxy.backpressure.driver_view import DriverView
 from proxy.progress.query import ProgressSettings
-from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
+from proxy.progress.report import ALL_QUERIES, RefusalReason, ReportRefused
 from proxy.queries.following import SENT_ON_MS
 from proxy.quota.entities import ClientIdentity
 from proxy.state import MemoryStore, SqliteStore, StateError
@@ -229,7 +229,7 @@ async def test_a_report_that_comes_too_late_is_to_be_sent_again():
     document = ReportingDriver("one").document("started")
     with pytest.raises(ReportRefused) as caught:
         await old.queries.accept(json.dumps(document).encode(), ALL_QUERIES)
-    assert (caught.value.reason, caught.value.status) == (Refusal.OWNED_ELSEWHERE, 503)
+    assert (caught.value.reason, caught.value.status) == (RefusalReason.OWNED_ELSEWHERE, 503)
 
 
 class FullStore(MemoryStore):

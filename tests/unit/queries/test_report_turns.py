@@ -13,7 +13,7 @@ from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import APPLIED_WAIT_MS, FollowingContext
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.quota.rules import AdaptiveSettings, Rule
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.slices import TimeSlicer
 from proxy.wire.apis import LIST_OFFSETS
@@ -21,7 +21,7 @@ from proxy.wire.apis import LIST_OFFSETS
 PARTITIONS = 5
 END = 100
 RULE = Rule(
-    client_id="orders", bounds={QuotaKind.CONSUMER_BYTE_RATE: 1e6}, adaptive=AdaptiveBound()
+    client_id="orders", bounds={QuotaKind.CONSUMER_BYTE_RATE: 1e6}, adaptive=AdaptiveSettings()
 )
 
 

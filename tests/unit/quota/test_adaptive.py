@@ -9,7 +9,7 @@ from parts.quota_world import QuotaWorld, sensor_collector
 
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.meter import LONGEST_HOLD, SAVED_INTERVALS, AdaptedBound
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -26,8 +26,8 @@ BURST_S = 11
 WHY = "batch 7: 100 records in 50 ms -> 2,000 records/s"
 
 
-def adaptive(**settings) -> AdaptiveBound:
-    return AdaptiveBound(**{"batch_interval_ms": INTERVAL_MS, **settings})
+def adaptive(**settings) -> AdaptiveSettings:
+    return AdaptiveSettings(**{"batch_interval_ms": INTERVAL_MS, **settings})
 
 
 def rule(bound=STATIC, *, moves=True, interval_ms=INTERVAL_MS, **keys) -> Rule:
@@ -68,7 +68,7 @@ class AdaptiveWorld(QuotaWorld):
 
 
 def test_defaults():
-    made = AdaptiveBound()
+    made = AdaptiveSettings()
     assert (made.batch_interval_ms, made.estimator) == (None, "cost")
     assert (made.min_rate, made.max_rate, made.initial_rate) == (100.0, None, None)
     assert (made.proportional, made.integral, made.derivative) == (1.0, 0.2, 0.0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
-from proxy.quota.connection_quotas import MAX_LOOKED_AT, ConnectionQuotas, ConnectionRefused
+from proxy.quota.connection_quotas import MAX_LOOKED_AT, ConnectionQuotas, ConnectionRejected
 from proxy.quota.entities import (
     CONNECTION_RATE,
     CONSUMER_BYTE_RATE,
@@ -30,7 +30,7 @@ class ConnectionWorld(QuotaWorld):
         return self.connections.enter(identity, before, self.now_ms)
 
     def refused(self, client_id="c", user=None, before=None):
-        with pytest.raises(ConnectionRefused) as refused:
+        with pytest.raises(ConnectionRejected) as refused:
             self.enter(client_id, user, before)
         return refused.value
 
@@ -86,7 +86,7 @@ class Crowd:
         identity = ClientIdentity("default", None, "c")
         try:
             place, _ = quotas.enter(identity, None, 0.0, address, give_way)
-        except ConnectionRefused:
+        except ConnectionRejected:
             return None
         self.open[number] = address, place
         return number
@@ -356,7 +356,7 @@ def test_no_time_has_more_than_the_rate_and_a_second(rate, waves):
                 place, wait_ms = world.enter()
                 entered.append(world.now_ms + wait_ms)
                 waiting.append((entered[-1], place))
-            except ConnectionRefused:
+            except ConnectionRejected:
                 break
     entered.sort()
     at_once = max(rate, 1.0)
@@ -391,7 +391,7 @@ def test_counts_are_those_of_the_places(data):
             before = places[-1] if action == "move" and places else None
             try:
                 place, _ = world.enter(*who, before=before)
-            except ConnectionRefused:
+            except ConnectionRejected:
                 continue
             if before is not None:
                 places.pop()

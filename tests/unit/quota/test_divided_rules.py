@@ -35,7 +35,7 @@ SLOW = Rule(client_id="a", bounds={CONSUMER: RATE})
 
 
 class Member:
-    """What one member has of the rule; it asks the owner as `BudgetExchanges` does."""
+    """What one member has of the rule; it asks the owner as `BudgetLeasing` does."""
 
     def __init__(self, world: "Tier", name: str) -> None:
         self.world, self.name = world, name

@@ -10,7 +10,7 @@ from parts.quota_world import QuotaWorld, figures_of, taken
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import GRANT_MS, FetchSizes, GateWaiter, InFlightFetch
 from proxy.quota.meter import AdaptedBound
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
 from proxy.quota.values import MAX_SIZE_BYTES
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -83,7 +83,7 @@ def rule(consumer: float | None, *, timed: bool = False, adaptive: bool = False)
         client_id=DEFAULT,
         bounds={kind: bound for kind, bound in bounds.items() if bound is not None},
         scope="each",
-        adaptive=AdaptiveBound(batch_interval_ms=1000.0) if adaptive else None,
+        adaptive=AdaptiveSettings(batch_interval_ms=1000.0) if adaptive else None,
     )
 
 

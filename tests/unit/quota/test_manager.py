@@ -5,7 +5,7 @@ from parts.quota_world import QuotaWorld, figures_of, sensor_collector, shown_fi
 from parts.sensor_views import sensors_in_use
 from prometheus_client import generate_latest
 
-from proxy.admin.sensor_rows import SHOWN_CLIENTS, row_groups
+from proxy.admin.sensor_rows import SHOWN_CLIENTS, rows_by_client
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.meters import QUIET_MS, longest_throttle
 from proxy.quota.rules import QuotaSettings, Rule
@@ -397,7 +397,7 @@ def test_rows_leave_out_clients_that_have_gone():
     a, b = world.client_quotas("a"), world.client_quotas("b")
     for client in (a, b):
         client.charge(CONSUMER, 1.0, 0.0)
-    steps = row_groups(world.quotas, lambda: 0.0)
+    steps = rows_by_client(world.quotas, lambda: 0.0)
     assert next(steps) == []
     b.close()
     (row,) = (row for rows in steps for row in rows)

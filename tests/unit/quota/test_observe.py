@@ -9,7 +9,7 @@ from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import FetchSizes, GateWaiter
 from proxy.quota.meter import AdaptedBound
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
+from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule, RuleTable
 
 CONSUMER, PRODUCER, REQUEST, *_ = QuotaKind
 MB = 1_000_000
@@ -146,7 +146,7 @@ def test_who_is_below_its_bound_is_not_paced_when_it_is_enforced():
 
 
 def test_an_adapted_bound_holds_nobody_until_it_is_enforced():
-    adaptive = AdaptiveBound(batch_interval_ms=1000.0)
+    adaptive = AdaptiveSettings(batch_interval_ms=1000.0)
     rule = Rule(client_id="c", bounds={CONSUMER: 100 * MB}, adaptive=adaptive)
     world = QuotaWorld(replace(rule, enforce=False))
     client = world.client_quotas()

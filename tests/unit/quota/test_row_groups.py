@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
-from proxy.admin.sensor_rows import row_groups
+from proxy.admin.sensor_rows import rows_by_client
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, QuotaKind
 from proxy.quota.rules import Rule
 
@@ -18,7 +18,7 @@ RULES = (EACH, BY_USER, TOGETHER)
 
 
 def groups(world: QuotaWorld) -> list[set[tuple[str, QuotaKind]]]:
-    found = row_groups(world.quotas, lambda: 0.0)
+    found = rows_by_client(world.quotas, lambda: 0.0)
     return [{(row.meter.entity, row.meter.kind) for row in rows} for rows in found if rows]
 
 
@@ -92,7 +92,7 @@ def test_each_sensor_is_in_one_group_whoever_comes_and_goes(before, meanwhile):
 
     play(before)
     sensors = {(row.entity, row.kind) for row in world.rows(0.0)}
-    steps = row_groups(world.quotas, lambda: 0.0)
+    steps = rows_by_client(world.quotas, lambda: 0.0)
     found = [next(steps, [])]
     play(meanwhile)
     found += steps

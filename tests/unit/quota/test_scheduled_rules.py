@@ -8,7 +8,7 @@ from parts.quota_world import QuotaWorld
 from proxy.config.check_report import explain_schedules
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleRegistry, make_override
-from proxy.quota.rules import AdaptiveBound, Budget, QuotaSettings, Rule, Share
+from proxy.quota.rules import AdaptiveSettings, Budget, QuotaSettings, Rule, Share
 from proxy.quota.scheduled_rules import ScheduledSettings
 from proxy.quota.schedules import Schedule
 from proxy.state import MemoryStore
@@ -107,7 +107,7 @@ def test_what_was_measured_stays_over_a_change():
 
 
 def test_an_override_is_in_force_at_all_times_and_gets_what_it_leaves_open_by_the_rule_in_force():
-    world = Scheduled(rule(0, 1, WORKING, adaptive=AdaptiveBound(), expected=True))
+    world = Scheduled(rule(0, 1, WORKING, adaptive=AdaptiveSettings(), expected=True))
     at_once(world.registry.put(make_override(ETL, {CONSUMER: 9 * MB})))
     (entry,) = world.registry.composed.in_force.values()
     assert (world.bound(), entry.rule.expected) == (9, True)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from proxy.progress.topics import TopicNames
 from proxy.quota.rules import Rule
-from proxy.relay.topic_traffic import TopicFetch, TopicTraffic
+from proxy.relay.topic_traffic import TopicFetchObserver, TopicTraffic
 from proxy.wire.apis import APIS, FETCH
 
 VERSION, TOPIC = 12, "orders"
@@ -49,12 +49,12 @@ class TopicConsumer(Consumer):
             size = max(granted // self.batch_bytes, 1) * self.batch_bytes
             world.at(world.now_ms + self.broker_ms, lambda: self.came(size, fetch))
 
-    def came(self, size: int, fetch: TopicFetch) -> None:
+    def came(self, size: int, fetch: TopicFetchObserver) -> None:
         charge = fetch.charge(size, self.world.now_ms)
         due_ms = self.world.now_ms if charge is None else charge.due_ms
         self.world.at(due_ms, lambda: self.left(size, fetch))
 
-    def left(self, size: int, fetch: TopicFetch) -> None:
+    def left(self, size: int, fetch: TopicFetchObserver) -> None:
         fetch.partitions(TOPIC, [(0, 0, 0, 0, 0, size, None)])
         fetch.ended()
         self._delivered(size)

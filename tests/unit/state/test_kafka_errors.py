@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.cluster.upstream import RefusedError, UpstreamError
+from proxy.cluster.upstream import NonRetriableError, UpstreamError
 from proxy.state.kafka.state_topic import FencedError, StateTopic
 
 NOT_COORDINATOR = 16
@@ -20,8 +20,8 @@ NOT_INVENTED_YET = 9999
         # Nobody knows what became of it; to write the same once more changes nothing.
         (UNKNOWN_SERVER_ERROR, UpstreamError, "write: UNKNOWN"),
         (INVALID_PRODUCER_EPOCH, FencedError, "INVALID_PRODUCER_EPOCH"),
-        (TOPIC_AUTHORIZATION_FAILED, RefusedError, "write: TOPIC_AUTHORIZATION_FAILED"),
-        (NOT_INVENTED_YET, RefusedError, "write"),
+        (TOPIC_AUTHORIZATION_FAILED, NonRetriableError, "write: TOPIC_AUTHORIZATION_FAILED"),
+        (NOT_INVENTED_YET, NonRetriableError, "write"),
     ],
 )
 def test_error_codes(code, error, text):

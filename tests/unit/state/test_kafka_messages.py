@@ -11,8 +11,8 @@ from proxy.state.kafka.messages import (
     MAX_UNPACKED_BYTES,
     OWNER_KEY,
     StateOwner,
+    decode_batches,
     read_message,
-    record_batches,
     to_message,
 )
 from proxy.state.kafka.state_topic import StateTopic
@@ -97,12 +97,12 @@ def test_a_batch_that_unpacks_to_too_much_is_not_unpacked():
     tracemalloc.start()
     try:
         with pytest.raises(StateError, match="unpacks to more than"):
-            list(record_batches("t", part))
+            list(decode_batches("t", part))
         assert tracemalloc.get_traced_memory()[1] < 3 * MAX_UNPACKED_BYTES
     finally:
         tracemalloc.stop()
 
 
 def test_a_batch_near_the_limit_is_read():
-    ((_, (message,)),) = record_batches("t", fetched(MAX_UNPACKED_BYTES - 1000))
+    ((_, (message,)),) = decode_batches("t", fetched(MAX_UNPACKED_BYTES - 1000))
     assert len(message.value) == MAX_UNPACKED_BYTES - 1000

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
+from proxy.cluster.upstream import NOT_READY, NonRetriableError, UpstreamError
 from proxy.state import GroupFence, Record, StateError
 from proxy.state.kafka.slot_store import SlotStore
 from proxy.state.kafka.slot_table import SlotTable
@@ -135,12 +135,12 @@ class UnopenedStore(SlotStore):
     [
         (UpstreamError(NOT_READY, "no"), "check that the brokers are up"),
         (
-            RefusedError("no", 30),
+            NonRetriableError("no", 30),
             "read and write topic t and read the group of tier tier and use transactional ids that "
             r"begin with tier/ \(kafka-acls.sh\), or run without a tier",
         ),
-        (RefusedError("no", 10), "raise max.message.bytes of topic t"),
-        (RefusedError("no", 87), "--topic t --partitions 256"),
+        (NonRetriableError("no", 10), "raise max.message.bytes of topic t"),
+        (NonRetriableError("no", 87), "--topic t --partitions 256"),
     ],
 )
 def test_what_brokers_say_is_explained(error, fix):

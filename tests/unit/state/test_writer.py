@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from proxy.state import MemoryStore, Record, StateError, WriteProbe
+from proxy.state import MemoryStore, ProbedStore, Record, StateError
 
 
 class Gated(MemoryStore):
@@ -81,7 +81,7 @@ async def test_a_failure_is_told_to_those_who_waited_and_the_next_write_goes_on(
 
 async def test_a_caller_that_is_cancelled_does_not_take_its_write_back():
     store = Gated()
-    state = WriteProbe(store)
+    state = ProbedStore(store)
     first = await one_on_its_way(store, state)
     first.cancel()
     await asyncio.wait((first,))
@@ -93,7 +93,7 @@ async def test_a_caller_that_is_cancelled_does_not_take_its_write_back():
 
 async def test_close_writes_what_is_left_and_then_refuses():
     store = Gated()
-    state = WriteProbe(store)
+    state = ProbedStore(store)
     first = await one_on_its_way(store, state)
     second = asyncio.create_task(state.write([Record.of("a/second", 1)]))
     await asyncio.sleep(0)

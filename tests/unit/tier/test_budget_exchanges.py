@@ -13,7 +13,7 @@ from proxy.quota.budget_leases import ASK_EVERY_MS, RATE_LEASE_MS, SKEW_MS, VOTE
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity
 from proxy.quota.rules import Budget, Rule, Share
 from proxy.tier import budget_exchanges
-from proxy.tier.budget_exchanges import BudgetExchanges, lease_owner_slot
+from proxy.tier.budget_exchanges import BudgetLeasing, lease_owner_slot
 from proxy.tier.peer_client import BUDGETS_PATH, PeerClient
 from proxy.tier.peers import Peers
 from proxy.tier.quota_keys import QuotaKeys
@@ -100,7 +100,7 @@ async def test_only_what_was_asked_for_is_used(
         peers = Peers(client)
         peers.use({FAR: url})
         members = frozenset({NEAR, FAR, OTHER})
-        exchanges = BudgetExchanges(
+        exchanges = BudgetLeasing(
             NEAR, world.quotas, peers, lambda: (owners, members), lambda: keys
         )
         clients = [

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from proxy.config import load_config
 from proxy.queries.record_owner import is_common_key
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, QuotaPause, Rule, RuleTable
+from proxy.quota.rules import AdaptiveSettings, QuotaPause, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
 from proxy.tier.key_rules import (
     KEYS_KEY,
     KeyDefinition,
     TierRules,
-    client_sets,
     digest_in_force,
+    linked_clients,
     rules_text,
 )
 from proxy.tier.quota_keys import LinkedClients
-from proxy.tier.records import COMMON_SLOT
+from proxy.tier.tier_store import COMMON_SLOT
 
 KINDS = [QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE]
 names = st.sampled_from(["a", "ab", "b,c", "ü", "d e"])
@@ -84,7 +84,7 @@ def test_the_same_rules_make_the_same_record(ours: KeyDefinition) -> None:
 
 def test_a_rule_that_adapts_stays_one() -> None:
     bounds = {KINDS[0]: 10.0}
-    adapts = Rule(client_id="a", bounds=bounds, adaptive=AdaptiveBound(min_rate=5.0))
+    adapts = Rule(client_id="a", bounds=bounds, adaptive=AdaptiveSettings(min_rate=5.0))
     assert [*map(Rule.of, json.loads(rules_text([adapts])))] == [adapts]
 
 
@@ -99,7 +99,7 @@ def test_what_the_release_before_wrote_is_read() -> None:
     plain = Rule(client_id="a", bounds=bounds)
     assert [*map(Rule.of, json.loads(found.rules))] == [
         plain,
-        replace(plain, adaptive=AdaptiveBound()),
+        replace(plain, adaptive=AdaptiveSettings()),
     ]
     assert found.together == (LinkedClients("q", frozenset("a")),)
 
@@ -145,7 +145,7 @@ def test_what_a_worker_has_in_force_at_the_start_changes_nothing(tmp_path: Path)
     file.write_text(yaml.safe_dump(DOCUMENT))
     config = load_config(file)
     in_force = rules_text(RuleTable(config.quota_settings.rules).rules)
-    assert KeyDefinition(in_force, client_sets(config)) == KeyDefinition.of(config)
+    assert KeyDefinition(in_force, linked_clients(config)) == KeyDefinition.of(config)
 
 
 def test_the_slot_of_a_record_is_that_of_who_has_it(tmp_path: Path):
@@ -195,7 +195,7 @@ def test_all_that_holds_clients_matters():
         RuleTable([replace(ONE, client_id="b")]),
         RuleTable([replace(ONE, bounds={READ: 1001.0})]),
         RuleTable([replace(ONE, enforce=False)]),
-        RuleTable([replace(ONE, adaptive=AdaptiveBound(min_rate=5.0))]),
+        RuleTable([replace(ONE, adaptive=AdaptiveSettings(min_rate=5.0))]),
         RuleTable([replace(ONE, number=1), replace(ONE, number=2, bounds={READ: 1.0})]),
         RuleTable([replace(ONE, number=2), replace(ONE, number=1, bounds={READ: 1.0})]),
     ]

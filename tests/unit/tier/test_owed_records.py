@@ -8,7 +8,7 @@ from proxy.debt_records import DEBTS_SCHEMA
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import SensorDebt
 from proxy.state import MemoryStore, Record
-from proxy.tier.records import (
+from proxy.tier.tier_store import (
     MOST_SERVED_ON_MS,
     OWED,
     slot_key,

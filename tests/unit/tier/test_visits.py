@@ -14,7 +14,7 @@ from proxy.relay.steering import Visit
 from proxy.tier.peer_client import PeerClient
 from proxy.tier.peers import Peers
 from proxy.tier.slot_map import SlotSteering
-from proxy.tier.visits import MAX_VISITS, VisitExchanges, read_visit, visit_row
+from proxy.tier.visits import MAX_VISITS, VisitReporting, read_visit, visit_row
 
 NAMES = st.sampled_from([None, "", "a", "b=\udcff,", "<default>"])
 VISITS = st.builds(
@@ -30,7 +30,7 @@ VISITS = st.builds(
 
 @given(st.lists(st.tuples(st.sampled_from("pq"), VISITS)))
 def test_owners_are_told_the_sum_of_each_client_once(visits: list[tuple[str, Visit]]) -> None:
-    log = VisitExchanges(QuotaWorld().quotas, SlotSteering("a"), Peers(PeerClient()))
+    log = VisitReporting(QuotaWorld().quotas, SlotSteering("a"), Peers(PeerClient()))
     expected: dict[tuple[str, ClientIdentity, QuotaKind], float] = {}
     for owner, visit in visits:
         log.add(owner, visit)
@@ -46,7 +46,7 @@ def test_owners_are_told_the_sum_of_each_client_once(visits: list[tuple[str, Vis
 
 
 def test_what_exceeds_a_message_waits_for_the_next_one() -> None:
-    log = VisitExchanges(QuotaWorld().quotas, SlotSteering("a"), Peers(PeerClient()))
+    log = VisitReporting(QuotaWorld().quotas, SlotSteering("a"), Peers(PeerClient()))
     for number in range(MAX_VISITS + 1):
         identity = ClientIdentity("x", None, str(number))
         log.add("p", Visit(identity, "::1", QuotaKind.CONSUMER_BYTE_RATE, 1.0))
@@ -60,7 +60,7 @@ def test_a_visit_survives_json(visit: Visit) -> None:
 
 async def test_only_what_is_owed_is_answered() -> None:
     world = QuotaWorld(Rule(client_id="slow", bounds={QuotaKind.CONSUMER_BYTE_RATE: 1000.0}))
-    exchanges = VisitExchanges(world.quotas, SlotSteering("a"), Peers(PeerClient()))
+    exchanges = VisitReporting(world.quotas, SlotSteering("a"), Peers(PeerClient()))
     visits = [
         Visit(ClientIdentity("x", None, name), "::1", QuotaKind.CONSUMER_BYTE_RATE, 1e6)
         for name in ("slow", "free")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from parts.usage_world import UsageWorld
 
 from proxy.progress.topics import TopicNames
-from proxy.quota.shares import apportioned
+from proxy.quota.shares import apportion_by_weight
 from proxy.relay import clients as clients_module
-from proxy.relay.clients import MAX_SAMPLED_TOPICS, RequestSampler, TopicSampler
+from proxy.relay.clients import MAX_SAMPLED_TOPICS, RequestSampler, TopicByteTally
 from proxy.usage.usage_meter import TopicShares
 
 COUNTS = st.integers(0, 10**15)
@@ -20,7 +20,7 @@ ORDERS_ID = bytes(range(16))
 
 @given(COUNTS, st.dictionaries(st.integers(), COUNTS, min_size=1).filter(lambda w: any(w.values())))
 def test_parts_add_up_and_are_the_nearest(count, weights):
-    parts = apportioned(count, weights)
+    parts = apportion_by_weight(count, weights)
     assert sum(parts.values()) == count
     for part, size in parts.items():
         assert abs(size * sum(weights.values()) - count * weights[part]) < sum(weights.values())
@@ -38,7 +38,7 @@ walks = st.lists(
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), walks), min_size=1, max_size=8))
 def test_whatever_was_walked_the_parts_are_the_bytes(intervals):
-    sampler, shares = TopicSampler(TopicNames(), 50), TopicShares()
+    sampler, shares = TopicByteTally(TopicNames(), 50), TopicShares()
     for count, walked in intervals:
         for sizes, head, weight in walked:
             sampler.add_all(sizes, weight)
@@ -63,7 +63,7 @@ def test_what_waits_to_be_shown_is_walked_before_the_records_are_made():
 
 
 def test_what_was_all_walked_is_exact_also_when_a_head_is_counted_in_the_interval_before():
-    sampler, shares = TopicSampler(TopicNames(), 50), TopicShares()
+    sampler, shares = TopicByteTally(TopicNames(), 50), TopicShares()
     assert shares.divide(110) == ({None: 110}, False)
     for sizes, count in (({"a": 100}, 60), ({}, 60), ({"b": 30}, 40)):
         if sizes:
@@ -92,7 +92,7 @@ def test_an_interval_without_a_sample_is_as_the_one_before():
 
 def test_topics_by_id_count_when_their_names_are_known():
     names = TopicNames()
-    sampler = TopicSampler(names, 50)
+    sampler = TopicByteTally(names, 50)
     sampler.add(ORDERS_ID, 100, 3)
     assert not sampler.sizes
     names.resolved({ORDERS_ID: "orders"})
@@ -100,7 +100,7 @@ def test_topics_by_id_count_when_their_names_are_known():
 
 
 def test_there_are_no_more_topics_than_fit():
-    sampler = TopicSampler(TopicNames(), 50)
+    sampler = TopicByteTally(TopicNames(), 50)
     for number in range(2 * MAX_SAMPLED_TOPICS):
         sampler.add(f"t{number}", 1, 1)
     assert len(sampler.sizes) == MAX_SAMPLED_TOPICS
@@ -114,7 +114,7 @@ def split_error(seed, responses, sample_every, part, *, lane, monkeypatch):
     """Return how far a topic's part is from what passed, of all, where each response has one."""
     chance = random.Random(seed)
     monkeypatch.setattr(clients_module, "random", chance.random)
-    sampler = TopicSampler(TopicNames(), sample_every)
+    sampler = TopicByteTally(TopicNames(), sample_every)
     turns = [RequestSampler(sampler) for _ in range(3)]
     moved = dict.fromkeys("ab", 0)
     total = 0
@@ -152,7 +152,7 @@ def test_the_error_of_a_topic_is_below_five_percent(monkeypatch, responses, part
 
 def test_one_in_so_many_is_walked_in_the_end(monkeypatch):
     monkeypatch.setattr(clients_module, "random", random.Random(1).random)
-    sampler = TopicSampler(TopicNames(), 20)
+    sampler = TopicByteTally(TopicNames(), 20)
     sampler.walked(0, 1_000_000)
     turn = RequestSampler(sampler)
     walked = sum(turn.taken() > 0 for _ in range(20_000))

@@ -8,7 +8,7 @@ import pytest
 from simulated_group import Group
 
 from proxy.quota.entities import ClientIdentity
-from proxy.tier.slot_balance import SlotLoad, placed_slots
+from proxy.tier.slot_balance import SlotLoad, place_slots
 from proxy.tier.slot_loads import LoadMeter
 from proxy.tier.slot_map import SLOTS
 
@@ -34,7 +34,7 @@ class Tier:
 
     def __init__(self, members: int, seed: int = 0, heaviest: float = 0.5) -> None:
         self.random = Random(seed)
-        self.group = Group(placed_slots, SLOTS)
+        self.group = Group(place_slots, SLOTS)
         self.now_s = 0.0
         self.rounds = self.handovers = 0
         self.meters: dict[str, LoadMeter] = {}

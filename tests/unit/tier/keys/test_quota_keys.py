@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
+from proxy.quota.rules import AdaptiveSettings, Rule, RuleTable
 from proxy.tier.quota_keys import MAX_KNOWN_KEYS, LinkedClients, QuotaKeys
 
 LISTENERS = ("in", "out")
@@ -42,7 +42,7 @@ def any_rule(chance: Random, *, topics: bool) -> Rule:
     scope = chance.choice(("each", "shared"))
     adaptive = None
     if client and scope == "each" and CONSUMER in kinds and not topic and chance.random() < 0.2:
-        adaptive = AdaptiveBound()
+        adaptive = AdaptiveSettings()
     bounds = dict.fromkeys(kinds, 10.0)
     keys = {**client, **topic, "user": user, "listener": listener}
     return Rule(**keys, scope=scope, bounds=bounds, adaptive=adaptive)
@@ -225,7 +225,7 @@ def test_a_pipeline_has_one_key_and_a_query_its_own():
 def test_an_adaptive_bound_goes_by_client_id_whatever_the_user():
     keys = QuotaKeys(
         [
-            rule(user=DEFAULT, client_id_prefix="spark-", adaptive=AdaptiveBound()),
+            rule(user=DEFAULT, client_id_prefix="spark-", adaptive=AdaptiveSettings()),
             rule(user=DEFAULT, client_id=DEFAULT),
         ]
     )
@@ -236,7 +236,7 @@ def test_an_adaptive_bound_goes_by_client_id_whatever_the_user():
 
 def test_two_users_adaptive_bounds_for_one_client_id_are_one():
     keys = QuotaKeys(
-        [rule(user=each, client_id="q", adaptive=AdaptiveBound()) for each in ("alice", "bob")]
+        [rule(user=each, client_id="q", adaptive=AdaptiveSettings()) for each in ("alice", "bob")]
     )
     assert keys_of(keys, client("q", "alice"), client("q", "bob")) == ["client-id=q"] * 2
 

@@ -12,7 +12,7 @@ from proxy.tier.slot_balance import (
     MOVES_PER_ROUND,
     SlotLoad,
     overloaded_slots,
-    placed_slots,
+    place_slots,
     stand_in_of,
 )
 
@@ -29,7 +29,7 @@ load_maps = st.dictionaries(
 def settle(owners, members, loads=None, rounds=20):
     """GroupIdentity until nothing moves; return the owners, and how many rounds it took."""
     for count in range(rounds):
-        following = placed_slots(owners, members, loads or {})
+        following = place_slots(owners, members, loads or {})
         if following == owners:
             return owners, count
         owners = following
@@ -39,7 +39,7 @@ def settle(owners, members, loads=None, rounds=20):
 @settings(max_examples=200, deadline=None)
 @given(owner_lists, groups, load_maps)
 def test_each_slot_has_an_owner_and_few_move(owners, members, loads):
-    after = placed_slots(owners, members, loads)
+    after = place_slots(owners, members, loads)
     assert set(after) <= members
     names = sorted(members)
     stayed = [
@@ -47,7 +47,7 @@ def test_each_slot_has_an_owner_and_few_move(owners, members, loads):
     ]
     moved = sum(one != other for one, other in zip(stayed, after, strict=True))
     assert moved <= SLOTS * MOVES_PER_ROUND
-    assert after == placed_slots(owners, names[::-1], dict(reversed(loads.items())))
+    assert after == place_slots(owners, names[::-1], dict(reversed(loads.items())))
 
 
 @settings(max_examples=200, deadline=None)
@@ -68,7 +68,7 @@ def test_where_nothing_is_carried_counts_are_even(owners, members):
 
 def test_slots_of_a_member_that_left_stay_with_their_stand_ins():
     owners, _ = settle([None] * SLOTS, NAMES[:4])
-    after = placed_slots(owners, NAMES[:3], {})
+    after = place_slots(owners, NAMES[:3], {})
     assert all(
         now == (was if was != NAMES[3] else stand_in_of(slot, NAMES[:3]))
         for slot, (was, now) in enumerate(zip(owners, after, strict=True))
@@ -78,13 +78,13 @@ def test_slots_of_a_member_that_left_stay_with_their_stand_ins():
 def test_small_loads_move_nothing_however_uneven():
     owners = ["m0"] * 4 + ["m1"] * 4
     loads = {slot: SlotLoad(0, 0.002 if slot < 4 else 0.0) for slot in range(8)}
-    assert placed_slots(owners, ["m0", "m1"], loads) == owners
+    assert place_slots(owners, ["m0", "m1"], loads) == owners
 
 
 def test_a_slot_that_is_not_measured_counts_as_the_average():
     owners = ["m0", "m1"] * 4
     loads = {slot: SlotLoad(0, 0.1) for slot in range(0, 8, 2)}
-    assert placed_slots(owners, ["m0", "m1"], loads) == owners
+    assert place_slots(owners, ["m0", "m1"], loads) == owners
 
 
 def test_a_slot_that_fills_a_member_is_told_of_and_stays_while_others_leave_it():

@@ -25,7 +25,7 @@ def max_end_age_ms(silent_ms: float) -> float:
     return max(MIN_END_AGE_MS, silent_ms / SILENCE_PER_AGE)
 
 
-class EndHistory:
+class LogEndHistory:
     """When the end of a log was where: samples of (time, log end), linear between them.
 
     The end must not go back. Where it stands still, the first and the last time are kept, so what
@@ -76,7 +76,7 @@ class EndHistory:
         del self._times_ms[:needless], self._ends[:needless]
 
 
-class LogEdges:
+class LogOffsets:
     """The ends of one partition's log; times are monotonic milliseconds.
 
     A lower high watermark than the one known is left out: answers overtake each other, and one for
@@ -110,7 +110,7 @@ class LogEdges:
         self._cut_since_ms = 0.0
         self._lower_since_ms = math.inf
         """Since when own look-ups find the log to end below `high_watermark`."""
-        self.ends = EndHistory()
+        self.ends = LogEndHistory()
 
     def record_end(self, end: int, now_ms: float) -> bool:
         """Record a high watermark; return whether it counts: it is not below another."""

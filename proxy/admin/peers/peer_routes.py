@@ -30,7 +30,7 @@ MAX_DEMANDS_BYTES = 2**20  # of one message; 200 demands with long names come to
 MAX_RECORDS_BYTES = 32 * 2**20  # of one message; one record has 8 MiB at most
 
 
-class TierRoutes:
+class PeerRoutes:
     """The handlers. All but the overview are for who may do all."""
 
     def __init__(self, tier: TierMember, parts: AdminParts) -> None:

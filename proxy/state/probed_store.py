@@ -16,7 +16,7 @@ WATCH_KEY = "watch/written"
 _log = get_logger(__name__)
 
 
-class WriteProbe(Store):
+class ProbedStore(Store):
     """Another store, and if it took the last write: that should not show at the next override.
 
     After `close` another one may come by `use`.

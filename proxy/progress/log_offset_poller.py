@@ -9,7 +9,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.cluster.kafka_client import KafkaClient, chunks_by_topic, named
+from proxy.cluster.kafka_client import KafkaClient, chunks_by_topic, format_partitions
 from proxy.cluster.upstream import Address, UpstreamError
 from proxy.slices import TimeSlicer
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
@@ -43,7 +43,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class LogEnds:
+class LogOffsetPoller:
     """Keeps the ends and starts of followed logs in the registry, over a connection to each leader.
 
     Nothing is opened while no partition is followed. Topics that are not there are left out and
@@ -179,5 +179,8 @@ class LogEnds:
 
     def _log_absent(self, absent: Set[TopicPartition]) -> None:
         if absent - self._absent:
-            _log.warning("followed partitions have no leader or are gone", partitions=named(absent))
+            _log.warning(
+                "followed partitions have no leader or are gone",
+                partitions=format_partitions(absent),
+            )
         self._absent = frozenset(absent)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from proxy.state import MemoryStore, Record, StateError, WriteProbe
-from proxy.state.watched import WATCH_KEY
+from proxy.state import MemoryStore, ProbedStore, Record, StateError
+from proxy.state.probed_store import WATCH_KEY
 
 
 class Disk(MemoryStore):
@@ -29,7 +29,7 @@ def disk():
 
 @pytest.fixture
 def store(disk):
-    return WriteProbe(disk)
+    return ProbedStore(disk)
 
 
 def test_it_is_the_store_itself(store, disk):

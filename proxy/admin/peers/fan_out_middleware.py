@@ -22,12 +22,12 @@ from proxy.admin.api import (
     LOG_LEVEL_PATH,
     QUOTAS_PATH,
     THROTTLING_PATH,
-    connection_page,
+    connection_page_request,
+    path_suffix,
     report_body,
-    tail_of,
 )
 from proxy.admin.document_models import MISREAD
-from proxy.admin.pages import LISTS, PageRequest, page_of
+from proxy.admin.pagination import LISTS, PageRequest, page_request_of
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     FanOutAnswers,
@@ -38,7 +38,7 @@ from proxy.admin.peers.members import (
     no_answer_error,
 )
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, Part
-from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OF_MEMBERS
+from proxy.admin.peers.peer_routes import LEFT_CHANGES_PATH, OF_MEMBERS
 from proxy.admin.port.guard import CHANGES, REPORT_PATH, SCOPE
 from proxy.admin.replies import (
     JSON_HEADERS,
@@ -46,9 +46,9 @@ from proxy.admin.replies import (
     ApiError,
     json_body,
     json_text,
-    long_answer,
+    long_reply,
     parse_object,
-    readiness_answer,
+    readiness_reply,
 )
 from proxy.progress.report import MAX_VALUES, count_values
 from proxy.slices import LONG_ANSWERS
@@ -68,7 +68,7 @@ _OWNER = "which owns the report's client"
 _log = get_logger(__name__)
 
 
-class TierAnswers:
+class FanOutMiddleware:
     """The handlers."""
 
     def __init__(self, tier: TierMember, parts: AdminParts) -> None:
@@ -122,9 +122,9 @@ class TierAnswers:
         """
         page = PageRequest(0)
         if path == "/v1/connections":
-            page = connection_page(request, in_tier=True)
+            page = connection_page_request(request, in_tier=True)
         elif path in LISTS:
-            page = page_of(request)
+            page = page_request_of(request)
         asked = self._members.asked_for(request)
         known = self._tier.document() if path == "/v1/status" else None
         more = {} if known is None else {"tier": known}
@@ -138,7 +138,7 @@ class TierAnswers:
                 return forward_unchanged(answers.first)
             # A thread: what ten members have to say takes some milliseconds each.
             body = await asyncio.to_thread(_merged_body, answers, TABLES[path], page, more)
-        return long_answer(body, JSON_HEADERS)
+        return long_reply(body, JSON_HEADERS)
 
     async def _get_any(self, request: web.Request) -> web.StreamResponse:
         """Answer what is the same at all members: from the leader, or another one that answers."""
@@ -164,7 +164,7 @@ class TierAnswers:
             # A thread: four members with 10,000 clients each have tens of megabytes.
             scrapes = generate_latest(self._up), *texts.values()
             body = await asyncio.to_thread(lambda: b"".join(join_scrapes(scrapes)))
-        return long_answer(body, SCRAPE_HEADERS)
+        return long_reply(body, SCRAPE_HEADERS)
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         """Answer that clients can be served when all members that run say so, of this machine.
@@ -174,7 +174,7 @@ class TierAnswers:
         asked = self._members.asked_here(request)
         answers = await self._members.ask_all(asked, ForwardedRequest.of(request))
         if not answers.replies:
-            return readiness_answer(no_answer_error(answers.missing).what, None)
+            return readiness_reply(no_answer_error(answers.missing).what, None)
         reasons, warnings = [], []
         for reply in answers.replies:
             document = parse_object(reply.body) or {"reason": "its answer is no JSON"}
@@ -187,7 +187,7 @@ class TierAnswers:
                 reasons.append(f"member {each.member!r} does not answer: {each.why}")
             else:
                 warnings.append(f"member {each.member!r} does not run")
-        return readiness_answer(
+        return readiness_reply(
             "; ".join(reasons) or None, "; ".join(dict.fromkeys(warnings)) or None
         )
 
@@ -246,7 +246,7 @@ class TierAnswers:
 
     async def _delete_connection(self, request: web.Request) -> web.StreamResponse:
         """Close a connection at the member that has it, which is found by asking all."""
-        name = tail_of(request, CONNECTIONS_PATH)
+        name = path_suffix(request, CONNECTIONS_PATH)
         machine, _, number = name.rpartition("/")
         if not machine:
             fix = "write MACHINE/N; see GET /v1/connections for those that are open"

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from aiohttp import web
 
-from proxy.admin.replies import ApiError, query_number
+from proxy.admin.replies import ApiError, number_parameter
 from proxy.state import Document
 
 MAX_LIMIT = 1_000
@@ -115,10 +115,10 @@ def cursor_of(key: Key) -> str:
     return urlsafe_b64encode(json.dumps(key).encode()).rstrip(b"=").decode()
 
 
-def page_of(request: web.Request) -> PageRequest:
+def page_request_of(request: web.Request) -> PageRequest:
     """Read `?limit=N&cursor=TEXT` for the list of a path. Raises ApiError with status 400."""
     like, default = LISTS[request.path]
-    limit = query_number(request, "limit", default, MAX_LIMIT)
+    limit = number_parameter(request, "limit", default, MAX_LIMIT)
     text = request.query.get("cursor")
     if text is None or not like:
         return PageRequest(limit)

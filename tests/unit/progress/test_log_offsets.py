@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.progress.log_edges import MAX_SAMPLES, EndHistory
+from proxy.progress.log_offsets import MAX_SAMPLES, LogEndHistory
 
 
-def history(*samples) -> EndHistory:
-    ends = EndHistory()
+def history(*samples) -> LogEndHistory:
+    ends = LogEndHistory()
     for now_ms, end in samples:
         ends.add(now_ms, end)
     return ends
@@ -49,7 +49,7 @@ def test_when_it_is_full_it_is_thinned_and_not_cut_off():
     st.integers(0, 12_000),
 )
 def test_times_lie_between_what_was_seen(steps, offset, later):
-    ends, now_ms, end, seen = EndHistory(), 0.0, 0, []
+    ends, now_ms, end, seen = LogEndHistory(), 0.0, 0, []
     for wait_ms, more in steps:
         now_ms, end = now_ms + wait_ms, end + more
         ends.add(now_ms, end)

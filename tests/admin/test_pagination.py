@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline_world import scene as pipelines
 from tier_world import TierWorld
 
-from proxy.admin.pages import PageBuilder, PageRequest, cursor_of
+from proxy.admin.pagination import PageBuilder, PageRequest, cursor_of
 from proxy.admin.replies import json_text, parse_json
 
 
