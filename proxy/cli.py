@@ -25,7 +25,12 @@ import uvloop
 from proxy.admin.commands.operator_commands import add_commands, number_type
 from proxy.admin.document_models import printable
 from proxy.config import Config, load_config
-from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
+from proxy.config.check_report import (
+    explain_budgets,
+    explain_client_quotas,
+    explain_out_of_force,
+    find_hints,
+)
 from proxy.config.endpoints import MAX_PORT
 from proxy.errors import ProxyError, fix_of
 from proxy.garbage import spare_full_collections
@@ -281,7 +286,7 @@ def _check(options: argparse.Namespace) -> int:
     at_s = time.time() if options.at is None else options.at
     settings = ScheduledSettings.at(config.quota_settings, at_s).settings
     table = RuleTable(settings.rules, enforce=settings.enforce)
-    lines += explain_schedules(config.quota_settings, at_s)
+    lines += explain_out_of_force(config.quota_settings, at_s)
     lines += explain_budgets(settings.rules)
     lines += find_hints(config, table)
     keys = key_rules.quota_keys_of(config, table)
@@ -289,7 +294,7 @@ def _check(options: argparse.Namespace) -> int:
     if (options.user, options.client_id, options.listener) != (None, None, None):
         client_id = shortened_client_id(options.client_id)
         identity = ClientIdentity(options.listener or names[0], options.user, client_id)
-        lines += explain_quotas(config, table, identity)
+        lines += explain_client_quotas(config, table, identity)
         lines += key_rules.explain_key(config, table, keys, identity)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return EXIT_DONE

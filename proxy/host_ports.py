@@ -9,7 +9,7 @@ from structlog import get_logger
 from proxy.config import Config, ListenerSection
 from proxy.config.endpoints import HostPort
 from proxy.relay.listener import SNI_PORT
-from proxy.relay.ports import ListenerError, SharedPorts, bind_ports
+from proxy.relay.ports import ListenerError, ReusePortSockets, bind_ports
 
 ADMIN = "admin"
 """In the place of a listener's name, where a port cannot be opened."""
@@ -35,7 +35,7 @@ class MemberSockets:
         return [*of_listeners, *self.own_admin, *self.shared_admin]
 
 
-class HostPorts(SharedPorts):
+class HostPorts(ReusePortSockets):
     """The sockets of all members of a host.
 
     All members share the bootstrap ports, with a socket for each, and the admin port, with one for

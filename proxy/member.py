@@ -51,7 +51,7 @@ from proxy.quota.rules import QuotaPause, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.intercept_queue import InterceptQueue
-from proxy.relay.kafka_quotas import KafkaQuotas
+from proxy.relay.kafka_quotas import KafkaQuotaPoller
 from proxy.relay.ports import refuse_all
 from proxy.relay.pump import MAX_PIPES
 from proxy.relay.relay import Relay
@@ -328,7 +328,7 @@ class Member:
         )
         self._audit = AuditLog(self._store)
         await self._end_due()
-        self._kafka_quotas = KafkaQuotas(
+        self._kafka_quotas = KafkaQuotaPoller(
             KafkaClient(self._bootstrap, limit_s=None),
             self._rules.use_kafka,
             self._services.instruments.upstream_errors_total,

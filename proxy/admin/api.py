@@ -36,7 +36,7 @@ from proxy.admin.rule_documents import (
     RULE,
     parse_override,
     parse_throttling,
-    rule_change,
+    rule_audit_document,
     throttling_document,
 )
 from proxy.admin.suggestions import SUGGESTIONS_PATH, suggestions_reply
@@ -237,7 +237,7 @@ class ApiRoutes:
     def _audited(self, name: str) -> AbstractAsyncContextManager[None]:
         def get() -> Document | None:
             entry = self._rules.composed.in_force.get(name)
-            return None if entry is None else rule_change(entry)
+            return None if entry is None else rule_audit_document(entry)
 
         return self._audit.recording(f"quota {name}", get, _SELECTOR_FIX)
 

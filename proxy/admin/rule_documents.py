@@ -108,7 +108,7 @@ def rule_reference(rule: Rule, now: RowContext) -> Document:
     return {"selector": name, **picked(rule, "title", "place"), **origin}
 
 
-def rule_change(entry: RuleEntry) -> Document:
+def rule_audit_document(entry: RuleEntry) -> Document:
     """Return what a rule sets, in the words of the configuration, as the audit shows it.
 
     `enforce` and `until` are there where they are not what most rules have.

@@ -255,7 +255,9 @@ def find_pipeline_hints(config: Config, table: RuleTable) -> Iterator[str]:
         yield from find_permanent_holds(graph)
 
 
-def explain_quotas(config: Config, table: RuleTable, identity: ClientIdentity) -> Iterator[str]:
+def explain_client_quotas(
+    config: Config, table: RuleTable, identity: ClientIdentity
+) -> Iterator[str]:
     """Yield which query a client is, and for each quota type its bound and the rules behind it."""
     yield (
         f"client: listener={identity.listener} user={identity.user or '(anonymous)'} "
@@ -348,7 +350,7 @@ def _rate(rate: float) -> str:
     return f"{rate / SIZE_UNITS['MiB']:.4g}MiB per second"
 
 
-def explain_schedules(settings: QuotaSettings, at_s: float) -> Iterator[str]:
+def explain_out_of_force(settings: QuotaSettings, at_s: float) -> Iterator[str]:
     """Yield a line for each rule and budget that is not in force at a time of the Unix epoch."""
     now, at = ScheduledSettings.at(settings, at_s), datetime.fromtimestamp(at_s, UTC)
     in_force = {frozenset(rule.keys.items()): rule for rule in now.settings.rules}

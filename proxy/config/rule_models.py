@@ -103,7 +103,7 @@ class BudgetSection(HasBounds, fields.ConfigSection):
                 fix = "add consumer_byte_rate or producer_byte_rate, or the budget that it is in"
                 yield SectionProblem((), "sets no rate, and is in no budget that does", fix)
             if self.weight is not None:
-                yield missing_budget_problem("weight")
+                yield share_without_budget_problem("weight")
 
 
 def share_of(
@@ -116,7 +116,7 @@ def share_of(
     return Share(budgets[of.budget], weight, guaranteed)
 
 
-def missing_budget_problem(key: str) -> SectionProblem:
+def share_without_budget_problem(key: str) -> SectionProblem:
     """Return what is wrong with a share of nothing."""
     return SectionProblem(
         (key,), "is of no use without budget", "name the budget that it is a share of"
@@ -160,7 +160,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no class tha
             yield SectionProblem(path, problem.message, problem.fix)
         for key in ("guaranteed", "weight") if self.budget is None else ():
             if getattr(self, key) is not None:
-                yield missing_budget_problem(key)
+                yield share_without_budget_problem(key)
 
 
 class QuotasSection(fields.ConfigSection):

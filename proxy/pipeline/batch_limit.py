@@ -32,7 +32,7 @@ class BatchLimit:
     """Part of a sentence, for people."""
 
 
-class PlannedBatches:
+class UnreportedBatchCounter:
     """The plans of one query. Totals are offsets, added up over its partitions.
 
     Structured Streaming works on one batch at a time, up to the ends that its driver was told. So

@@ -51,7 +51,7 @@ from proxy.state import Json, Record
 from proxy.state.state_records import RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import BatchLimit, PlannedBatches
+from .batch_limit import BatchLimit, UnreportedBatchCounter
 from .graph import MIN_RATE, Node, SourceSettings, StageSettings
 
 IDLE_SHARE = 0.1
@@ -330,7 +330,7 @@ class PeriodReadings:
 
 
 @dataclass(frozen=True, slots=True)
-class RateRequest:
+class RateChangeRequest:
     """What the stage asks for, and why; `reason` is a part of a sentence."""
 
     direction: RateChange
@@ -398,7 +398,7 @@ class Stage(NodeController):
         self.processing_rate: float | None = None
         """Records/s in its latest batch with rows; above 0."""
         self.last_request: dict[str, Json] | None = None
-        self.plans: dict[str, PlannedBatches] = defaultdict(PlannedBatches)
+        self.plans: dict[str, UnreportedBatchCounter] = defaultdict(UnreportedBatchCounter)
         """By client."""
         self.waits: BatchLimit | None = None
         """What its `ceiling` is for; None: a request of a stage after it, or it has none."""
@@ -467,7 +467,7 @@ class Stage(NodeController):
             return 1.0
         return sum(self._written.get(topic, 0.0) for topic in topics) / self._read
 
-    def close(self, now_ms: float, *, holds: bool) -> RateRequest | None:
+    def close(self, now_ms: float, *, holds: bool) -> RateChangeRequest | None:
         """End the period, and those that went by since; return what to ask for, if anything.
 
         `holds`: whether a node upstream is held because this stage asked.
@@ -484,16 +484,18 @@ class Stage(NodeController):
 
     def _judge(
         self, period: PeriodReadings, lag_before: int | None, *, holds: bool
-    ) -> RateRequest | None:
+    ) -> RateChangeRequest | None:
         out = period.above + period.below
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
         if is_out and period.above >= period.below:
-            return RateRequest(RateChange.DECREASE, _band_reason("above", period.above, period))
+            return RateChangeRequest(
+                RateChange.DECREASE, _band_reason("above", period.above, period)
+            )
         lag, max_lag, eased = period.lag, self._max_lag, ""
         if lag is not None and max_lag is not None:
             if lag > max_lag and (lag_before is None or lag >= lag_before):
                 reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
-                return RateRequest(RateChange.DECREASE, reason, is_of_lag=True)
+                return RateChangeRequest(RateChange.DECREASE, reason, is_of_lag=True)
             is_growing = lag_before is not None and lag > lag_before
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
@@ -501,11 +503,13 @@ class Stage(NodeController):
         if not holds:
             return None
         if is_out:
-            return RateRequest(RateChange.INCREASE, _band_reason("below", period.below, period))
+            return RateChangeRequest(
+                RateChange.INCREASE, _band_reason("below", period.below, period)
+            )
         if eased:
-            return RateRequest(RateChange.INCREASE, eased)
+            return RateChangeRequest(RateChange.INCREASE, eased)
         if self._easing and period.samples:
-            return RateRequest(RateChange.INCREASE, "it is sent no more than its band allows")
+            return RateChangeRequest(RateChange.INCREASE, "it is sent no more than its band allows")
         return None
 
 

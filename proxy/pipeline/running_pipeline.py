@@ -44,7 +44,15 @@ from .batch_limit import BatchLimit, UpstreamStage, records_that_fit
 from .completion import CompletionTracker, StageBatch
 from .graph import Node, PipelineGraph, find_permanent_holds
 from .ledger import MAX_OFFSET, TopicRange
-from .nodes import FLOW_RECORDS, RateChange, RateRequest, Source, Stage, lowered_rates, raised_rates
+from .nodes import (
+    FLOW_RECORDS,
+    RateChange,
+    RateChangeRequest,
+    Source,
+    Stage,
+    lowered_rates,
+    raised_rates,
+)
 
 MAX_EVENTS = 100
 
@@ -184,7 +192,7 @@ class RunningPipeline:
     def tick(self, now_ms: float) -> None:
         """End the periods that are due; call it at least once in the shortest."""
         now_s = self._to_s(now_ms)
-        requests: dict[str, RateRequest] = {}
+        requests: dict[str, RateChangeRequest] = {}
         for name, stage in self.stages.items():
             if now_ms < stage.due_ms:
                 continue
@@ -296,7 +304,7 @@ class RunningPipeline:
         nodes, controllers = self.graph.upstream[stage], self.nodes
         return [n for n in nodes if n in controllers and stage in controllers[n].state.holders]
 
-    def _ask(self, name: str, request: RateRequest, now_ms: float) -> None:
+    def _ask(self, name: str, request: RateChangeRequest, now_ms: float) -> None:
         """Make a request to each node upstream that can be held and is to blame."""
         controllers, stage = self.nodes, self.stages[name]
         own_rate = stage.state.rate or math.inf

@@ -10,7 +10,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import QueryReader
-from proxy.queries.joined_fetches import FetchInRun, FetchRun
+from proxy.queries.coalesced_fetches import CoalescedFetch, FetchCoalescer
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.intercept_queue import InterceptQueue
@@ -113,11 +113,11 @@ class FollowedClient:
     their batches are planned. A batch query's do, to find out what to read."""
     pressure: QueryBackpressure | None = None
     """On its query; None when no adaptive rule bounds the client."""
-    run: FetchRun = field(init=False)
+    run: FetchCoalescer = field(init=False)
     """Its Fetches that wait to be recorded."""
 
     def __post_init__(self) -> None:
-        self.run = FetchRun(self._all.unshown)
+        self.run = FetchCoalescer(self._all.unshown)
 
     @property
     def client_id(self) -> str:
@@ -230,7 +230,7 @@ class FollowedClient:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _InterceptedFetch(FetchInRun, InterceptedRequest):
+class _InterceptedFetch(CoalescedFetch, InterceptedRequest):
     client: FollowedClient
 
     takes_whole = False

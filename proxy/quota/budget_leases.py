@@ -393,7 +393,7 @@ def claim_of(of: Meter, before: float, passed_ms: float, now_ms: float) -> Budge
     return BudgetClaim(weight, min(guaranteed, bound), demand, inner, own)
 
 
-def is_idle(of: Meter, now_ms: float) -> bool:
+def is_sensor_idle(of: Meter, now_ms: float) -> bool:
     """Return whether nobody has wanted anything of a rule's sensor for a while."""
     is_moving = now_ms - of.last_record_ms < IDLE_MS
     return not (isinstance(of.rule, Budget) or is_moving or of.gate.waiting)

@@ -157,7 +157,7 @@ class Traffic:
         self._at_ms, self._sent_bytes, self._received_bytes = now_ms, sent_bytes, received_bytes
 
 
-def buffer_bytes(connections: int) -> int:
+def socket_buffer_bytes(connections: int) -> int:
     """Return the share of the last of so many connections, in bytes."""
     share_bytes = SHARED_BUFFER_BYTES // max(connections, 1)
     return min(max(share_bytes, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
@@ -170,7 +170,7 @@ def limit_socket_buffers(sock: socket.socket, connections: int) -> None:
     read, the whole response is then in this machine's memory instead of the broker's. What it takes
     in is up to twice as much, its own overhead included; what is set is cut to net.core.rmem_max.
     """
-    size = buffer_bytes(connections)
+    size = socket_buffer_bytes(connections)
     with suppress(OSError):  # gone already: who reads from it will see
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)

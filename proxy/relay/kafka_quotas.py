@@ -28,7 +28,7 @@ _PERSONS = {"user", "client-id"}
 _log = get_logger(__name__)
 
 
-class KafkaQuotas:
+class KafkaQuotaPoller:
     """Hands all rules of the cluster to `use`, in the place of those before, while it is followed.
 
     Where the quotas can't be read, the last ones stay in force; the log says so once, and `errors`

@@ -9,7 +9,7 @@ from typing import Final
 
 from structlog import get_logger
 
-from proxy.relay.ports import BACKLOG, ListenerError, SharedPorts
+from proxy.relay.ports import BACKLOG, ListenerError, ReusePortSockets
 from proxy.relay.tls import sni_pattern
 
 ACCEPTS_PER_TURN = 16
@@ -81,7 +81,7 @@ class Listener:
     without_port: set[int] = field(default_factory=set)
     """The brokers that had no port here when clients asked for them."""
     _accepting: bool = False
-    ports: SharedPorts = field(default_factory=SharedPorts)
+    ports: ReusePortSockets = field(default_factory=ReusePortSockets)
     """Opens those of brokers that clients ask for."""
 
     def use(self, sockets: Mapping[int | None, socket.socket]) -> None:

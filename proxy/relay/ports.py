@@ -33,7 +33,7 @@ class ListenerError(ProxyError):
         super().__init__(what, fix_of(error, "choose another address, or stop what has it"))
 
 
-class SharedPorts:
+class ReusePortSockets:
     """The sockets of one process by the ports that they share, among them and with a successor.
 
     `sharing_with` says how many sockets a process that is replaced has by their addresses: it
@@ -155,7 +155,7 @@ def bind_port(
     process that is replaced. All are bound so that a later process of the same user can share them.
     """
     family = _family(host)
-    if port and not has_address(sharing_with, _resolved(host, port, family)):
+    if port and not covers_address(sharing_with, _resolved(host, port, family)):
         with _new_socket(family, v6_only=v6_only) as probe:
             probe.bind((host, port))
     return _bind(host, port, v6_only=v6_only)
@@ -198,7 +198,7 @@ def _new_socket(family: socket.AddressFamily, *, v6_only: bool) -> socket.socket
     return sock
 
 
-def has_address(addresses: Collection[Address], wanted: Address) -> bool:
+def covers_address(addresses: Collection[Address], wanted: Address) -> bool:
     """Return whether a port that is wanted is that of one of these addresses."""
     host, port = wanted
     return any(

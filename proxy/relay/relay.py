@@ -18,7 +18,7 @@ from proxy.relay.connection import Connection
 from proxy.relay.connection_list import ConnectionList
 from proxy.relay.lifecycle import DRAINING
 from proxy.relay.listener import ClientOrigin, Listener, ListenerSettings
-from proxy.relay.ports import SharedPorts
+from proxy.relay.ports import ReusePortSockets
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
 from proxy.relay.silent_connections import SilentConnection, SilentConnections
@@ -71,7 +71,7 @@ class Relay:
         return self.connected_through.total()
 
     def use(
-        self, sockets: Mapping[str, Mapping[int | None, socket.socket]], ports: SharedPorts
+        self, sockets: Mapping[str, Mapping[int | None, socket.socket]], ports: ReusePortSockets
     ) -> None:
         """Take sockets by the names of their listeners, as `Listener.use`; `ports` opens others."""
         for name, listener in self.listeners.items():

@@ -26,7 +26,7 @@ from structlog import get_logger
 from metrics.clock import MS_PER_SECOND
 from proxy.cluster.upstream import Address
 from proxy.errors import ProxyError
-from proxy.relay.ports import SharedPorts
+from proxy.relay.ports import ReusePortSockets
 from proxy.tasks import end_tasks
 
 TAKE_OVER_SCHEMA = 2
@@ -176,7 +176,7 @@ class ReplacedProxy(Protocol):
     """The work that goes on and does not end."""
 
     @property
-    def ports(self) -> SharedPorts:
+    def ports(self) -> ReusePortSockets:
         """The ports that a successor shares. What connects is taken back from one that hangs."""
 
     async def release(self) -> None:

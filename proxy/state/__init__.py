@@ -7,7 +7,7 @@ from .kafka.kafka_store import KafkaStore
 from .kafka.slot_store import SlotStore
 from .kafka.slot_table import GroupFence
 from .probed_store import ProbedStore
-from .sqlite import SqliteStore, open_or_start_empty, read_snapshot
+from .sqlite import SqliteStore, open_or_start_empty, read_state_copy
 from .state_records import JsonDataclass, RecordFormat, UnwrittenRecords
 from .store import Document, Json, MemoryStore, Record, StateError, Store
 
@@ -27,5 +27,5 @@ __all__ = [
     "Store",
     "UnwrittenRecords",
     "open_or_start_empty",
-    "read_snapshot",
+    "read_state_copy",
 ]

@@ -30,7 +30,7 @@ from proxy.quota.budget_leases import (
     RateLease,
     Voters,
     claim_of,
-    is_idle,
+    is_sensor_idle,
 )
 from proxy.quota.entities import TRAFFIC_KINDS
 from proxy.quota.manager import QuotaManager
@@ -98,7 +98,7 @@ class _Use:
 
     def is_due(self, meter: Meter, now_ms: float) -> bool:
         """Return whether to ask for it now."""
-        if is_idle(meter, now_ms):
+        if is_sensor_idle(meter, now_ms):
             return False
         return self.is_urgent or now_ms - self.asked_ms >= ASK_EVERY_MS
 

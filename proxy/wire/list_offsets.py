@@ -48,7 +48,7 @@ class LookupRequest:
     correlation_id: int = 0
 
 
-class PartitionOffset(NamedTuple):
+class ListedOffset(NamedTuple):
     """The answer for one partition: 0 for no error, -1 for no offset."""
 
     error_code: int
@@ -97,15 +97,13 @@ def _request_form(version: int) -> tuple[Struct, PartitionFields]:
     )
 
 
-def read_list_offsets_response(
-    version: int, frame: Buffer
-) -> dict[TopicPartition, PartitionOffset]:
+def read_list_offsets_response(version: int, frame: Buffer) -> dict[TopicPartition, ListedOffset]:
     """Return what a response says; `frame` is whole, length included.
 
     Nothing for versions as in `read_list_offsets_request`. Raises MalformedResponse.
     """
     rows = read_partitions(LIST_OFFSETS, version, frame, _ANSWER) if _is_read(version) else ()
-    return {(topic, index): PartitionOffset(*answer) for topic, _, (index, *answer) in rows}
+    return {(topic, index): ListedOffset(*answer) for topic, _, (index, *answer) in rows}
 
 
 def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, int]) -> bytes:

@@ -20,7 +20,7 @@ from examples.devkit.broker import EmbeddedBroker
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule
-from proxy.relay.kafka_quotas import PLACE, KafkaQuotas, rules_of
+from proxy.relay.kafka_quotas import PLACE, KafkaQuotaPoller, rules_of
 from proxy.wire.apis import METADATA
 
 NOTICED_WITHIN_S = 10
@@ -139,7 +139,7 @@ async def test_every_kind_of_answer(frame: bytes | None, reason: str | None) -> 
     async with stranger(frame) as address:
         patience_s = IMPATIENT_S if frame is None else NOTICED_WITHIN_S
         client = KafkaClient(Bootstrap([address]), patience_s)
-        quotas = KafkaQuotas(client, use, errors)
+        quotas = KafkaQuotaPoller(client, use, errors)
         await quotas.follow(True)
         async with at_work(quotas.watch()):
             await eventually(lambda: used or failures(), "an answer", NOTICED_WITHIN_S)

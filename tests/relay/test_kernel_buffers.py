@@ -12,7 +12,7 @@ from proxy.relay.channel import (
     MAX_BUFFER_BYTES,
     MIN_BUFFER_BYTES,
     SHARED_BUFFER_BYTES,
-    buffer_bytes,
+    socket_buffer_bytes,
 )
 
 BIG_BYTES = 64 << 20
@@ -33,11 +33,11 @@ KERNEL_FACTOR = 2
     ],
 )
 def test_the_receive_buffer_gets_smaller_with_the_connections(connections, expected_bytes):
-    assert buffer_bytes(connections) == expected_bytes
+    assert socket_buffer_bytes(connections) == expected_bytes
 
 
 def test_what_five_hundred_connections_take_in():
-    total = sum(KERNEL_FACTOR * buffer_bytes(number) for number in range(1, 501))
+    total = sum(KERNEL_FACTOR * socket_buffer_bytes(number) for number in range(1, 501))
     assert total <= 150_000_000
 
 

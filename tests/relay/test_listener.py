@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from examples.devkit.loopback import free_ports
 from proxy.relay.listener import Listener, ListenerSettings
-from proxy.relay.ports import ListenerError, SharedPorts
+from proxy.relay.ports import ListenerError, ReusePortSockets
 from proxy.relay.tls import sni_pattern
 
 HOST = "127.0.0.1"
@@ -27,7 +27,9 @@ def opened(*broker_ports: int, takes_free_ports: bool = False, sni: str | None =
         lambda *_: None,
     )
     ports = {None: 0, **dict(enumerate(broker_ports))}
-    listener.use({node: SharedPorts().open("main", HOST, port)[0] for node, port in ports.items()})
+    listener.use(
+        {node: ReusePortSockets().open("main", HOST, port)[0] for node, port in ports.items()}
+    )
     listener.accept()
     try:
         yield listener, accepted
@@ -122,12 +124,12 @@ async def test_a_port_in_use():
     with opened() as (listener, _):
         port = listener.bootstrap_port
         with pytest.raises(ListenerError, match=rf"'other': {HOST}:{port}: "):
-            SharedPorts().open("other", HOST, port)
+            ReusePortSockets().open("other", HOST, port)
 
 
 async def test_a_port_without_a_free_descriptor():
     with no_free_descriptor(), pytest.raises(ListenerError) as failed:
-        SharedPorts().open("other", HOST, 0)
+        ReusePortSockets().open("other", HOST, 0)
     assert failed.value.fix == "raise the limit of open files (ulimit -Hn, LimitNOFILE=)"
 
 

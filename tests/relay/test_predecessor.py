@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerSettings
-from proxy.relay.ports import ListenerError, SharedPorts, has_address
+from proxy.relay.ports import ListenerError, ReusePortSockets, covers_address
 from proxy.relay.take_over import TAKE_OVER_SCHEMA, Predecessor, TakeOverError, TakeOverServer
 
 HOST = "127.0.0.1"
@@ -24,10 +24,10 @@ TIMES = 20
 
 SUCCESSOR = """
 import sys
-from proxy.relay.ports import SharedPorts
+from proxy.relay.ports import ReusePortSockets
 
 host, port = sys.argv[1], int(sys.argv[2])
-ports = SharedPorts()
+ports = ReusePortSockets()
 ports.sharing_with = {(host, port): 1}
 ports.open("main", host, port)
 print("open", flush=True)
@@ -42,12 +42,12 @@ def open_listener(accepted: list) -> Listener:
     settings = ListenerSettings("main", HOST, "proxy.example", takes_free_ports=False)
     loop = asyncio.get_running_loop()
     listener = Listener(settings, loop, lambda sock, _: accepted.append(sock), print)
-    listener.use({None: SharedPorts().open("main", HOST, 0)[0]})
+    listener.use({None: ReusePortSockets().open("main", HOST, 0)[0]})
     return listener
 
 
-def ports_beside(addresses: Iterable[Address] | None) -> SharedPorts:
-    ports = SharedPorts()
+def ports_beside(addresses: Iterable[Address] | None) -> ReusePortSockets:
+    ports = ReusePortSockets()
     ports.sharing_with = None if addresses is None else dict.fromkeys(addresses, 1)
     return ports
 
@@ -118,8 +118,8 @@ async def test_only_the_ports_of_the_predecessor_are_shared():
     ],
 )
 def test_a_port_is_shared_where_addresses_meet(host, other, shared):
-    assert has_address({(other, 9092)}, (host, 9092)) is shared
-    assert has_address({(other, 9092)}, (host, 9093)) is False
+    assert covers_address({(other, 9092)}, (host, 9092)) is shared
+    assert covers_address({(other, 9092)}, (host, 9093)) is False
 
 
 class ProxyInSteps:

@@ -35,7 +35,7 @@ _Claims = Mapping[int, tuple[Subscription, bool]]
 _log = get_logger(__name__)
 
 
-def assign_to_members(
+def sync_group_assignments(
     said: Mapping[str, bytes], newest: Assignment | None, generation: int, place: Placement
 ) -> tuple[dict[str, bytes], bool]:
     """Return what each member gets, by member id, and whether another round is wanted."""

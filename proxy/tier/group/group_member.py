@@ -21,7 +21,7 @@ from proxy.state import GroupFence
 from proxy.tasks import wait_at_most
 from proxy.tier.slot_balance import Placement, place_slots
 
-from .assignor import assign_to_members
+from .assignor import sync_group_assignments
 from .group_documents import NO_GENERATION, Assignment, RefusedMember, Subscription, UserDataError
 from .group_protocol import (
     MEMBER_ID_REQUIRED,
@@ -271,7 +271,7 @@ class GroupMember:
         if joined.leader == joined.member_id:
             said = {each.member_id: bytes(each.metadata) for each in joined.members}
             newest = self._slots.assignment
-            assignments, is_another_round_wanted = assign_to_members(
+            assignments, is_another_round_wanted = sync_group_assignments(
                 said, newest, fence.generation, self._placement
             )
         sent_s = time.monotonic()

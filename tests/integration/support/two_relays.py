@@ -21,7 +21,7 @@ from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.listener import ListenerSettings
-from proxy.relay.ports import SharedPorts
+from proxy.relay.ports import ReusePortSockets
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services
 
@@ -155,7 +155,7 @@ def two_relays(bootstrap: str, *rules: Rule, owner: str = "b") -> Iterator[TwoRe
         host, port = bootstrap.rsplit(":", 1)  # one broker, at its own address
         pair = TwoRelays(loop, a, b, (host, int(port)))
         for each in (a, b):
-            ports = SharedPorts()
+            ports = ReusePortSockets()
             each.relay.use({LISTENER: {None: ports.open(LISTENER, HOST, 0)[0]}}, ports)
             each.relay.accept()
 

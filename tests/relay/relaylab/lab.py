@@ -30,7 +30,7 @@ from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.listener import ListenerSettings
-from proxy.relay.ports import SharedPorts
+from proxy.relay.ports import ReusePortSockets
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services
 from proxy.relay.steering import Steering
@@ -369,7 +369,7 @@ async def open_lab(
     tls = client_tls.server() if client_tls else None
     listener = ListenerSettings(LISTENER, LAB_HOST, "proxy", takes_free_ports, tls=tls)
     relay = Relay((listener,), brokers, services)
-    ports = SharedPorts()
+    ports = ReusePortSockets()
     relay.use({LISTENER: {None: ports.open(LISTENER, LAB_HOST, 0)[0]}}, ports)
     relay.accept()
     lab = Lab(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.pipeline.batch_limit import PlannedBatches
+from proxy.pipeline.batch_limit import UnreportedBatchCounter
 
 HERE, THERE = {("a", 0), ("a", 1)}, {("a", 2)}
 """Partitions of two brokers."""
@@ -22,19 +22,19 @@ HERE, THERE = {("a", 0), ("a", 1)}, {("a", 2)}
     ids=["first", "two brokers", "again", "again at two", "again, the other first"],
 )
 def test_a_partition_that_is_asked_for_again_makes_another_plan(asked, begins):
-    planned = PlannedBatches()
+    planned = UnreportedBatchCounter()
     assert [planned.look_up(partitions, 0) for partitions in asked] == begins
 
 
 def test_a_report_ends_the_plan():
-    planned = PlannedBatches()
+    planned = UnreportedBatchCounter()
     assert planned.look_up(HERE, 0)
     planned.reported()
     assert planned.look_up(THERE, 10)
 
 
 def test_batches_without_a_report_are_counted():
-    planned = PlannedBatches()
+    planned = UnreportedBatchCounter()
     planned.look_up(HERE, 0)
     assert planned.batches(10, 0) == 1
     planned.look_up(HERE, 10)
@@ -48,7 +48,7 @@ def test_batches_without_a_report_are_counted():
 
 
 def test_what_was_told_to_a_run_that_is_over_is_forgotten():
-    planned = PlannedBatches()
+    planned = UnreportedBatchCounter()
     for told in (0, 10, 20, 30):
         planned.look_up(HERE, told)
     assert planned.batches(40, 0) == 4
@@ -58,7 +58,7 @@ def test_what_was_told_to_a_run_that_is_over_is_forgotten():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2))))
 def test_as_many_as_were_told_more_and_are_not_reported(steps):
-    planned, told, plans, done = PlannedBatches(), 0, [], 0
+    planned, told, plans, done = UnreportedBatchCounter(), 0, [], 0
     for more, reports in steps:
         planned.look_up(HERE, told)
         if more:

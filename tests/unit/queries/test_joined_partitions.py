@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from parts.fetch_frames import LOG_END, TOPIC, TOPIC_ID, VERSION, batch, fetch_answer, fetch_frame
 from unit.queries.test_following import FollowingWorld
 
-from proxy.queries.joined_fetches import ROW_BYTES
+from proxy.queries.coalesced_fetches import ROW_BYTES
 from proxy.relay.intercept_queue import MOST_UNSHOWN_BYTES
 from proxy.wire.apis import FETCH
 from proxy.wire.fetch_response import MAX_UNSHOWN, FetchWalker

@@ -19,7 +19,7 @@ from proxy.quota.budget_leases import (
     RateLease,
     Voters,
     claim_of,
-    is_idle,
+    is_sensor_idle,
 )
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -50,7 +50,7 @@ class Member:
         self.world.loop.at(now_ms + LOOK_MS, self.look)
         for meter in self.quotas.leased.values():
             meter.lease_rate(self.user.rate(now_ms), now_ms)
-            if now_ms - self.asked_ms >= ASK_EVERY_MS and not is_idle(meter, now_ms):
+            if now_ms - self.asked_ms >= ASK_EVERY_MS and not is_sensor_idle(meter, now_ms):
                 self.ask()
 
     def ask(self) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
-from proxy.config.check_report import explain_schedules
+from proxy.config.check_report import explain_out_of_force
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleRegistry, make_override
 from proxy.quota.rules import AdaptiveSettings, Budget, QuotaSettings, Rule, Share
@@ -154,7 +154,7 @@ def test_a_rule_without_a_bound_leaves_its_clients_to_one_that_has_one():
     world.pass_to(EVENING_S)
     assert world.bound() == 7
     settings = QuotaSettings(rules=(rule(0, when=every_day, share=Share(budget)), rule(1, 7)))
-    first, _ = explain_schedules(settings, EVENING_S)
+    first, _ = explain_out_of_force(settings, EVENING_S)
     assert first.startswith("rule 0 is not in force at 2026-11-26T17:00Z: no budget")
 
 
@@ -204,7 +204,7 @@ def test_check_says_what_is_not_in_force_and_when_it_is():
     budget = Budget(name="all", bounds={CONSUMER: 9 * MB}, when=NIGHT)
     settings = QuotaSettings(rules=(*THREE, rule(3, name="b", share=Share(budget))))
     night = "mon-sun 22:00 to 06:00 Europe/Berlin"
-    assert list(explain_schedules(settings, DAY_S)) == [
+    assert list(explain_out_of_force(settings, DAY_S)) == [
         "rule 0 is not in force at 2026-11-26T12:00Z: rule 1 is for the same clients, and goes "
         "first (mon-fri 08:00 to 18:00 Europe/Berlin)",
         "rule 2 is not in force at 2026-11-26T12:00Z; it is from 2026-11-26 22:00+01:00 on "
@@ -214,4 +214,4 @@ def test_check_says_what_is_not_in_force_and_when_it_is():
         "budget all is not in force at 2026-11-26T12:00Z; it is from 2026-11-26 22:00+01:00 on "
         f"({night})",
     ]
-    assert list(explain_schedules(QuotaSettings(rules=THREE[:1]), DAY_S)) == []
+    assert list(explain_out_of_force(QuotaSettings(rules=THREE[:1]), DAY_S)) == []

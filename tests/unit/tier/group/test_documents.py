@@ -11,7 +11,7 @@ from parts.even_placement import even
 from structlog.testing import capture_logs
 from tier_machines import announcement, load, member, subscription
 
-from proxy.tier.group.assignor import LARGE_GROUP_BYTES, assign_to_members, group_bytes
+from proxy.tier.group.assignor import LARGE_GROUP_BYTES, group_bytes, sync_group_assignments
 from proxy.tier.group.group_documents import (
     MAX_DOCUMENT_BYTES,
     AnnouncedMember,
@@ -164,7 +164,7 @@ def test_large_tiers_fit_well_into_the_record_of_their_group(members: int, count
 def test_a_tier_that_hardly_fits_is_warned_of(members: int, warnings: int) -> None:
     said = {str(number): subscription(f"m{number}/0").encode() for number in range(members)}
     with capture_logs() as lines:
-        gets, is_another_round_wanted = assign_to_members(said, None, 1, even)
+        gets, is_another_round_wanted = sync_group_assignments(said, None, 1, even)
     assert is_another_round_wanted
     assert set(gets) == set(said)
     assert len(lines) == warnings
