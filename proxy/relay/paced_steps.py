@@ -27,9 +27,9 @@ SHARE = 0.1
 BURST_MS = 200.0
 """So much CPU time may be taken at once: thousands of ordinary logins, as after a restart."""
 
-MAX_WAITING_ADDRESSES = 500
-"""So many wait for their TLS handshakes, a second for each step: behind more the time for one would
-be over before its turn, and nobody would be let in."""
+LONGEST_TURN_S = 0.5
+"""For how long an address may wait for its turn before no further one is to wait: a TLS handshake
+takes two or three, and where its time is over before the last one nobody is let in."""
 
 MAX_ADDRESSES = 10_000
 """With logins that are not paid for yet; further ones are not bounded."""
@@ -50,8 +50,8 @@ class PacedStepScheduler:
     ) -> None:
         self._loop = loop
         self._clock_s = clock_s
-        self._waiting: OrderedDict[str, deque[Step]] = OrderedDict()
-        """By addresses; the first of them has the next turn."""
+        self._waiting: OrderedDict[str, tuple[float, deque[Step]]] = OrderedDict()
+        """By addresses, with since when each waits for a turn; the first of them has the next."""
         self._spent_s = 0.0
         self._has_turn = False
         """Whether a step runs that has not gone on with anything."""
@@ -61,7 +61,7 @@ class PacedStepScheduler:
         """Ends the present round; None when nothing was done in it."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(len(steps) for _, steps in self._waiting.values())
 
     @property
     def has_time(self) -> bool:
@@ -69,8 +69,11 @@ class PacedStepScheduler:
         return not self._waiting and self._spent_s < self._budget_s
 
     def is_crowded(self, address: str) -> bool:
-        """Return whether so many other addresses wait that this one is not to wait as well."""
-        return len(self._waiting) >= MAX_WAITING_ADDRESSES and address not in self._waiting
+        """Return whether others have waited for their turn so long that this one is not to wait."""
+        if not self._waiting or address in self._waiting:
+            return False
+        since_s, _ = next(iter(self._waiting.values()))
+        return self._clock_s() - since_s > LONGEST_TURN_S
 
     def add(self, step: Step, address: str = "") -> None:
         """Run a step now or soon. It must not raise."""
@@ -83,7 +86,10 @@ class PacedStepScheduler:
 
     def queue(self, step: Step, address: str = "") -> None:
         """Run a step in one of the next rounds. It must not raise."""
-        self._waiting.setdefault(address, deque()).append(step)
+        if (waiting := self._waiting.get(address)) is not None:
+            waiting[1].append(step)
+        else:
+            self._waiting[address] = self._clock_s(), deque((step,))
         if self._round is None:
             self._begin_round()
 
@@ -128,7 +134,7 @@ class PacedStepScheduler:
         """Run what waits now, and what that adds, however long it takes; not what that queues."""
         waiting, self._waiting = self._waiting, OrderedDict()
         self._budget_s = inf
-        for step in chain.from_iterable(waiting.values()):
+        for step in chain.from_iterable(steps for _, steps in waiting.values()):
             self._run(step)
         self._budget_s = MOST_S
 
@@ -142,10 +148,10 @@ class PacedStepScheduler:
             return
         self._begin_round()
         while self._waiting and self._spent_s < self._budget_s:
-            address, steps = self._waiting.popitem(last=False)
+            address, (_, steps) = self._waiting.popitem(last=False)
             step = steps.popleft()
             if steps:  # behind all others, before the step adds one
-                self._waiting[address] = steps
+                self._waiting[address] = self._clock_s(), steps
             self._run(step)
 
     def _begin_round(self) -> None:

@@ -12,7 +12,7 @@ from relaylab.frames import fetch_request, fetch_response, metadata_request, met
 from relaylab.lab import LIMIT_S, open_lab, turns, until
 
 from proxy.relay.frame_flow import TURNS_OF_NEW
-from proxy.relay.paced_steps import MOST_S, ROUND_S, PacedStepScheduler
+from proxy.relay.paced_steps import LONGEST_TURN_S, MOST_S, ROUND_S, PacedStepScheduler
 
 PIPELINING, PIPELINED = 10, 20
 MOST_IN_A_ROUND = 8
@@ -290,18 +290,17 @@ async def test_a_tls_handshake_waits_its_turn(certificates):
 
 
 @pytest.mark.parametrize("is_crowded", [True, False])
-async def test_behind_many_addresses_nobody_waits_for_a_handshake(
-    certificates, monkeypatch, is_crowded
+async def test_behind_addresses_that_wait_for_long_nobody_waits_for_a_handshake(
+    certificates, is_crowded
 ):
     """Its time would be over before its turn, as that of all others: nobody would be let in."""
-    most = 1 if is_crowded else 2
-    monkeypatch.setattr("proxy.relay.paced_steps.MAX_WAITING_ADDRESSES", most)
     async with open_lab(client_tls=certificates) as lab:
         busy = BusyRound(lab, "handshakes")
         busy.begin()
         first = await lab.silent_client()
         await asyncio.get_running_loop().sock_sendall(first, b"\x16")
         await until(lambda: len(busy.steps) == 1)
+        busy.now_s += 1.5 * LONGEST_TURN_S if is_crowded else 0.5 * LONGEST_TURN_S
         connecting = asyncio.create_task(lab.client(address="127.0.0.2"))
         await until(lambda: lab.rejected("tls_handshake") or len(busy.steps) == 2)
         assert lab.rejected("tls_handshake") == is_crowded

@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/queries": Budget(982, 650),
     "proxy/admin": Budget(6202, 4250),
     "proxy/config": Budget(2631, 2150),
-    "proxy/relay": Budget(6813, 4300),
+    "proxy/relay": Budget(6819, 4300),
     "proxy/usage": Budget(969, 950),
     "proxy/pipeline": Budget(3123, 2700),
     "proxy/backpressure": Budget(2526, 1950),
