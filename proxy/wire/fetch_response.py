@@ -24,6 +24,7 @@ from proxy.wire.layout import (
     response_layout,
 )
 from proxy.wire.produce import (
+    BATCH_HEAD,
     BATCH_HEAD_BYTES,
     BATCH_MAGIC,
     BATCH_PREFIX_BYTES,
@@ -60,8 +61,6 @@ _NONE = 1
 _TWO_PAYLOADS_BITS = 2 * VARINT_PAYLOAD_BITS
 _LENGTH_BYTES_BEHIND = 2
 """The lengths of records that are read here have one byte, one more, or two more."""
-
-_BATCH_HEADER = Struct(">qi4xb6xi")  # offset, length, magic, last offset delta
 
 
 def fetch_body_start(plan: ApiPlan, frame: Buffer, frame_bytes: int) -> int:
@@ -368,7 +367,7 @@ def partition_row_reader(head: Struct, replica_bytes: int) -> ReadRows:
     form = Struct(f"{head.format}B{replica_bytes}xB{_LENGTH_BYTES_BEHIND}B")
     unpack, form_bytes = form.unpack_from, form.size
     least_bytes = form_bytes - _LENGTH_BYTES_BEHIND
-    unpack_batch = _BATCH_HEADER.unpack_from
+    unpack_batch = BATCH_HEAD.unpack_from
 
     def read_rows(
         data: Buffer, pos: int, end: int, limit: int, most: int, rows: list[FetchedPartition]

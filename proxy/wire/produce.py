@@ -42,11 +42,10 @@ MIN_BATCH_BYTES = 61
 _MIN_MESSAGE_BYTES = 26
 """Whole, overhead included. Older message sets have magic 0 or 1."""
 
-_SENT_BATCH = Struct(">8xi4xb6xi")  # length, magic, last offset delta
-_LAST_OFFSET_DELTA = Struct(">i")
-_LAST_OFFSET_DELTA_AT = 23
-BATCH_HEAD_BYTES = _LAST_OFFSET_DELTA_AT + _LAST_OFFSET_DELTA.size
-"""What shows how long a record batch is, and where its offsets end."""
+BATCH_HEAD = Struct(">qi4xb6xi")
+"""Offset, length, magic, last offset delta: how long a record batch is, and where its offsets
+end."""
+BATCH_HEAD_BYTES = BATCH_HEAD.size
 MAX_LOG_OFFSET = 2**63 - 1
 
 MAX_SHAPES = 16
@@ -103,7 +102,7 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
                 (index,) = head.unpack_from(body, pos)
                 start, pos = records.content(body, pos + head.size)
                 if pos - start >= MIN_BATCH_BYTES:
-                    length, magic, delta = _SENT_BATCH.unpack_from(body, start)
+                    _, length, magic, delta = BATCH_HEAD.unpack_from(body, start)
                     is_whole = MIN_BATCH_BYTES <= BATCH_PREFIX_BYTES + length <= pos - start
                     if magic == BATCH_MAGIC and is_whole and delta >= 0:
                         found.append(ProducedPartition(topic, index, delta + 1))
@@ -185,13 +184,12 @@ def read_batch_head(data: Buffer, start: int) -> tuple[int, int] | None:
 
     None when it is none. Of a message set a message is taken for a batch. Needs BATCH_HEAD_BYTES.
     """
-    offset, length, magic = _HEADER.unpack_from(data, start)
+    offset, length, magic, delta = BATCH_HEAD.unpack_from(data, start)
     least = MIN_BATCH_BYTES if magic == BATCH_MAGIC else _MIN_MESSAGE_BYTES
     if not 0 <= magic <= BATCH_MAGIC or BATCH_PREFIX_BYTES + length < least or offset < 0:
         return None
-    delta = 0
-    if magic == BATCH_MAGIC:
-        (delta,) = _LAST_OFFSET_DELTA.unpack_from(data, start + _LAST_OFFSET_DELTA_AT)
+    if magic != BATCH_MAGIC:
+        delta = 0
     return (BATCH_PREFIX_BYTES + length, offset + delta + 1) if delta >= 0 else None
 
 
@@ -216,7 +214,7 @@ def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
             break
         delta = 0
         if magic == BATCH_MAGIC:
-            (delta,) = _LAST_OFFSET_DELTA.unpack_from(data, start + _LAST_OFFSET_DELTA_AT)
+            delta = BATCH_HEAD.unpack_from(data, start)[-1]
             if delta < 0:
                 return None
         found = low = offset + delta + 1
