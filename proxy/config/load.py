@@ -50,7 +50,7 @@ def load_config(path: Path) -> Config:
         problems += (each for detail in details for each in _problems(document, detail))
     else:
         if not document.empty:
-            problems += (_conflict(document, (), each) for each in find_config_problems(config))
+            problems += (_located(document, (), each) for each in find_config_problems(config))
     problems += (
         document.problem(loc, "has no value", "give it a value or remove it")
         for loc in document.empty
@@ -70,18 +70,18 @@ def _problems(document: YamlDocument, detail: ErrorDetails) -> Iterator[ConfigPr
     reported = {problem.key for problem in document.problems}
     if isinstance(reason, SectionProblemsError):
         if not any(empty[: len(loc)] == loc for empty in document.empty):
-            yield from (_conflict(document, loc, each) for each in reason.args)
+            yield from (_located(document, loc, each) for each in reason.args)
     elif detail["type"] != _NOT_CALLED and not (
         is_known_key and (loc in document.empty or key_path(loc) in reported)
     ):
         yield document.problem(loc, *_words(detail))
 
 
-def _conflict(document: YamlDocument, section: Loc, conflict: SectionProblem) -> ConfigProblem:
-    other = (*section, *conflict.other)
+def _located(document: YamlDocument, section: Loc, problem: SectionProblem) -> ConfigProblem:
+    other = (*section, *problem.other)
     place = f"{key_path(other)} on line {document.line(other)}"
-    message = conflict.message.replace(OTHER_PLACE, place)
-    return document.problem((*section, *conflict.path), message, conflict.fix)
+    message = problem.message.replace(OTHER_PLACE, place)
+    return document.problem((*section, *problem.path), message, problem.fix)
 
 
 def _words(detail: ErrorDetails) -> tuple[str, str]:

@@ -115,7 +115,7 @@ class ClusterTls(fields.ConfigSection):
     cert_file: files.CertificateFile | None = None
     key_file: files.KeyFile | None = None
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         at, cert_file, key_file = ("key_file",), self.cert_file, self.key_file
         if cert_file and key_file:
             yield from catch_bad_value(at, files.check_key_pair, cert_file, key_file)
@@ -159,7 +159,7 @@ class ServerTls(fields.ConfigSection):
     key_file: files.KeyFile = required_field("key_file: server.key")
     ca_file: files.CertificateFile | None = None
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         yield from catch_bad_value(
             ("key_file",), files.check_key_pair, self.cert_file, self.key_file
         )
@@ -225,7 +225,7 @@ class StateSection(fields.ConfigSection):
     topic: fields.Topic = "quota-proxy-state"
     on_damage: Literal["refuse", "start_empty"] = "refuse"
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         for key, kind in STATE_KEYS.items():
             if key in self.model_fields_set and kind != self.kind:
                 message = f"is of no use to kind {self.kind}, which {STATE_KINDS[self.kind]}"
@@ -251,7 +251,7 @@ class TokenSection(fields.ConfigSection):
         | None
     ) = None
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         if self.queries is not None and "report" not in self.rights:
             fix = "remove it, or add report to rights"
             yield SectionProblem(("queries",), "is of no use without the right report", fix)
@@ -279,7 +279,7 @@ class AdminSection(fields.ConfigSection):
     head_timeout: fields.Duration = 10.0
     idle_timeout: fields.Duration = 75.0
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         at, readers = ("token_file",), [each for each in self.tokens if "read" in each.rights]
         if self.token_file is None and not self.tokens and not self.bind.is_loopback:
             fix = "add token_file, or bind to 127.0.0.1"

@@ -50,7 +50,7 @@ class AdaptiveSection(fields.ConfigSection):
     initial_rate: fields.RecordRate | None = None
     hold_ms: fields.Milliseconds = Field(default_factory=_default_hold_ms)
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         low, high = format_number(self.min_rate), format_number(self.max_rate or 0.0)
         for key, rate in (("max_rate", self.max_rate), ("initial_rate", self.initial_rate)):
             own = format_number(rate or 0.0)
@@ -97,7 +97,7 @@ class BudgetSection(HasBounds, fields.ConfigSection):
     enforce: StrictBool = True
     when: When | None = None
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         if self.budget is None:
             if not self.bounds:
                 fix = "add consumer_byte_rate or producer_byte_rate, or the budget that it is in"
@@ -153,7 +153,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no class tha
         keys = self.keys
         return {key: keys[key] for key in RULE_KEYS if key in keys}
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         is_adaptive, shares = self.adaptive is not None, self.budget is not None
         for problem in self.find_problems(self.bounds, adaptive=is_adaptive, shares=shares):
             path = (problem.key,) if problem.key else ()
@@ -173,7 +173,7 @@ class QuotasSection(fields.ConfigSection):
     budgets: tuple[BudgetSection, ...] = ()
     rules: tuple[RuleSection, ...] = ()
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         keyed = [(tuple(rule.rule_keys.items()), rule.when) for rule in self.rules]
         always = ((("rules", at), keys) for at, (keys, when) in enumerate(keyed) if not when)
         for loc, keys, earlier in fields.find_repeated(always):

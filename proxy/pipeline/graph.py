@@ -61,7 +61,7 @@ class StageSettings(fields.Settings):
     """What a record is delayed more when this stage asks again. It weighs the more the faster the
     node upstream is: 1 ms turns 100 records/s into 91, and 10,000 into 909."""
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         interval, period = map(format_ms, (self.sampling_interval_ms, self.period_ms))
         if self.sampling_interval_ms < fields.MIN_INTERVAL_MS:
             message = f"{interval} is shorter than a millisecond"
@@ -109,7 +109,7 @@ class PendingLimit(fields.Settings):
     batches: fields.Count | None = None
     size_bytes: Annotated[fields.Size | None, Field(alias="bytes")] = None
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:  # noqa: D102
+    def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
         if self.batches is None and self.size_bytes is None:
             yield SectionProblem((), "sets no limit", "add batches or bytes, or remove it")
 
@@ -141,7 +141,7 @@ class PipelineSettings(fields.Settings):
         """Whether there is anything that a batch may have no room for."""
         return self.max_lag is not None or self.max_pending is not None
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:
+    def find_section_problems(self) -> Iterator[SectionProblem]:
         """Yield names that are there twice; without such what else is wrong with the pipeline."""
         named = [(_named(path), node.name) for path, node in _nodes(self)]
         repeated = list(fields.find_repeated(named))

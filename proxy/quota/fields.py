@@ -50,7 +50,7 @@ MIN_INTERVAL_MS: Final = 1.0
 """The shortest batch interval: Spark counts in milliseconds."""
 
 OTHER_PLACE: Final = "\0"
-"""Stands in the message of a conflict for the place of the other value."""
+"""Stands in the message of a problem for the place of the other value."""
 
 _Item = TypeVar("_Item")
 
@@ -67,7 +67,7 @@ class SectionProblem(NamedTuple):
 
 
 class SectionProblemsError(ValueError):
-    """The values of a section contradict each other; the arguments are its conflicts."""
+    """The values of a section contradict each other; the arguments are its problems."""
 
 
 _UNIT: Final = re.compile("_m?s$")
@@ -89,11 +89,11 @@ class Settings:
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if found := dict.fromkeys(self.find_conflicts()):
+        if found := dict.fromkeys(self.find_section_problems()):
             raise SectionProblemsError(*found)
         return self
 
-    def find_conflicts(self) -> Iterator[SectionProblem]:
+    def find_section_problems(self) -> Iterator[SectionProblem]:
         """Yield what is wrong between the values of this section, of which each is sound."""
         return iter(())
 
