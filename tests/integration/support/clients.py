@@ -379,7 +379,16 @@ class Librdkafka(Client):
                     errors.append(str(message.error()))
 
         def finish() -> Iterable[Any]:
-            consumer.commit(asynchronous=False)
+            try:
+                consumer.commit(asynchronous=False)
+            except confluent_kafka.KafkaException as error:
+                # It commits by itself too: every five seconds, and before a rebalance.
+                if error.args[0].name() != "_NO_OFFSET":
+                    raise
+            positions = consumer.position(consumer.assignment())
+            committed = consumer.committed(positions, timeout=WAIT_S)
+            for position, commit in zip(positions, committed, strict=True):
+                assert commit.offset >= position.offset
             return consumer.list_topics(topic, timeout=WAIT_S).brokers.values()
 
         with closing(consumer):
