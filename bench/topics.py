@@ -8,7 +8,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from bench.processes import BenchError
 
-Settings = Mapping[str, str | int]
+SettingsBase = Mapping[str, str | int]
 """Of a producer."""
 
 ADMIN_TIMEOUT_S = 30.0
@@ -23,7 +23,7 @@ def create(bootstrap: str, topic: str, partitions: int) -> None:
 
 
 def fill(
-    bootstrap: str, topic: str, partitions: int, value: bytes, count: int, settings: Settings
+    bootstrap: str, topic: str, partitions: int, value: bytes, count: int, settings: SettingsBase
 ) -> None:
     """Write `count` records to the partitions in turn; raise BenchError when it takes too long."""
     producer = Producer({"bootstrap.servers": bootstrap, **settings})

@@ -27,12 +27,12 @@ from proxy.admin.document_models import printable
 from proxy.config import Config, load_config
 from proxy.config.check_report import (
     explain_budgets,
-    explain_client_quotas,
     explain_out_of_force,
+    explain_rules_of_client,
     find_hints,
 )
 from proxy.config.endpoints import MAX_PORT
-from proxy.errors import ProxyError, fix_of
+from proxy.errors import ProxyError, os_error_fix
 from proxy.garbage import spare_full_collections
 from proxy.hot_restart import serve_until
 from proxy.launcher.launcher import Launcher
@@ -45,7 +45,7 @@ from proxy.quota.rules import RuleTable
 from proxy.quota.scheduled_rules import ScheduledSettings
 from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
-from proxy.release import VERSION, CheckoutError
+from proxy.release import VERSION, CheckoutRequiredError
 from proxy.tier import key_rules
 from proxy.wiring import prepare_process
 
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProxyError as error:
         return _complain(str(error), EXIT_BAD_INPUT if error.is_bad_input else EXIT_FAILED)
     except OSError as error:
-        fix = fix_of(error, "see that it is there and may be used")
+        fix = os_error_fix(error, "see that it is there and may be used")
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_FAILED
@@ -289,12 +289,12 @@ def _check(options: argparse.Namespace) -> int:
     lines += explain_out_of_force(config.quota_settings, at_s)
     lines += explain_budgets(settings.rules)
     lines += find_hints(config, table)
-    keys = key_rules.quota_keys_of(config, table)
+    keys = key_rules.make_quota_keys(config, table)
     lines += key_rules.find_undivided_rules(config, table, keys)
     if (options.user, options.client_id, options.listener) != (None, None, None):
         client_id = shortened_client_id(options.client_id)
         identity = ClientIdentity(options.listener or names[0], options.user, client_id)
-        lines += explain_client_quotas(config, table, identity)
+        lines += explain_rules_of_client(config, table, identity)
         lines += key_rules.explain_key(config, table, keys, identity)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return EXIT_DONE
@@ -310,12 +310,12 @@ def _run_usage(options: argparse.Namespace) -> int:
 
 
 def _run_example(options: argparse.Namespace) -> int:
-    """Run what only a checkout of the project has. Raises CheckoutError where this is none."""
+    """Run what only a checkout has. Raises CheckoutRequiredError where this is none."""
     checkout, name = Path(__file__).parents[1], options.example
     if not (checkout / "examples" / "demo").is_dir():
         reason = "is not there, for only a checkout of the project has it"
         message = f"{name}: {checkout}/examples/{name} {reason}"
-        raise CheckoutError(f"{message}; fix: run `make {name}` in one")
+        raise CheckoutRequiredError(f"{message}; fix: run `make {name}` in one")
     sys.path.insert(0, str(checkout))
     if name == "demo":
         from examples.demo import run_demo  # noqa: PLC0415 - not installed with the proxy

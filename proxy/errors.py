@@ -15,7 +15,7 @@ class ProxyError(Exception):
         self.what, self.fix = what, fix
 
 
-def fix_of(error: BaseException | None, otherwise: str) -> str:
+def os_error_fix(error: BaseException | None, otherwise: str) -> str:
     """Return how to mend what the system has refused."""
     is_full = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
     return "raise the limit of open files (ulimit -Hn, LimitNOFILE=)" if is_full else otherwise

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from proxy.admin.document_models import iso
 from proxy.config.secrets import Certificate
-from proxy.relay.brokers import Brokers
+from proxy.relay.brokers import BrokerConnector
 from proxy.relay.relay import Relay
 from proxy.relay.services import Services
 from proxy.state import Document, ProbedStore
@@ -24,14 +24,16 @@ UNRESOLVED = "names do not resolve, and their last good addresses serve"
 NOT_WRITABLE = "the state takes no writes, so overrides are refused; the log says why"
 
 
-class Readiness(NamedTuple):
+class ReadinessProblems(NamedTuple):
     """Why clients should go elsewhere, and what is wrong although they can be served."""
 
     reason: str | None = None
     warning: str | None = None
 
 
-def assess_readiness(brokers: Brokers, now_s: float, *, writable: bool) -> Readiness:
+def assess_readiness(
+    brokers: BrokerConnector, now_s: float, *, writable: bool
+) -> ReadinessProblems:
     """Return the readiness, from what the probes of the cluster have shown until now.
 
     `writable` is whether the state took the last write.
@@ -40,14 +42,14 @@ def assess_readiness(brokers: Brokers, now_s: float, *, writable: bool) -> Readi
     if brokers.reachable:
         failing = sorted(brokers.bootstrap.resolver.failing())
         names = f"{UNRESOLVED}: {', '.join(failing)}" if failing else None
-        return Readiness(warning=NOT_WRITABLE if not writable else loop or names)
+        return ReadinessProblems(warning=NOT_WRITABLE if not writable else loop or names)
     if refusal is not None:
         text = f"{REFUSED}: {refusal}"
         # Brokers answer, and clients log in for themselves.
-        return Readiness(warning=text) if brokers.was_reachable else Readiness(text)
+        return ReadinessProblems(warning=text) if brokers.was_reachable else ReadinessProblems(text)
     if brokers.was_reachable and since_s is not None and now_s - since_s < SILENCE_GRACE_S:
-        return Readiness(warning=loop or SILENT)
-    return Readiness(loop or SILENT)
+        return ReadinessProblems(warning=loop or SILENT)
+    return ReadinessProblems(loop or SILENT)
 
 
 class Health:
@@ -113,7 +115,7 @@ class Health:
             ],
         }
 
-    def readiness(self) -> Readiness:
+    def readiness(self) -> ReadinessProblems:
         """Return whether clients can be served."""
         now_s = self._services.loop.time()
         return assess_readiness(self._relay.brokers, now_s, writable=self._store.writable)

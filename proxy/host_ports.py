@@ -9,7 +9,7 @@ from structlog import get_logger
 from proxy.config import Config, ListenerSection
 from proxy.config.endpoints import HostPort
 from proxy.relay.listener import SNI_PORT
-from proxy.relay.ports import ListenerError, ReusePortSockets, bind_ports
+from proxy.relay.ports import ListenerError, ReusePortSockets, bind_each_address
 
 ADMIN = "admin"
 """In the place of a listener's name, where a port cannot be opened."""
@@ -35,7 +35,7 @@ class MemberSockets:
         return [*of_listeners, *self.own_admin, *self.shared_admin]
 
 
-class HostPorts(ReusePortSockets):
+class HostSockets(ReusePortSockets):
     """The sockets of all members of a host.
 
     All members share the bootstrap ports, with a socket for each, and the admin port, with one for
@@ -86,7 +86,7 @@ class HostPorts(ReusePortSockets):
     def _bind_admin(self, bind: HostPort) -> list[socket.socket]:
         """Return sockets that have an admin port, one for each address of its host."""
         try:
-            return bind_ports(bind.host, bind.port, self.sharing_with or ())
+            return bind_each_address(bind.host, bind.port, self.sharing_with or ())
         except OSError as error:
             raise ListenerError(f"admin.bind: {bind}: {error.strerror or error}", error) from None
 

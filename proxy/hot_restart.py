@@ -11,16 +11,16 @@ from metrics.member_names import member_name
 from proxy.config import Config
 from proxy.config.secrets import read_secrets
 from proxy.config.stores import open_store
-from proxy.host_ports import HostPorts
+from proxy.host_ports import HostSockets
 from proxy.quota.rule_registry import read_changes
 from proxy.relay.take_over import (
     SERVE_TIMEOUT_S,
     Predecessor,
-    ReplacedProxy,
+    ReplaceableProxy,
     TakeOverError,
     TakeOverServer,
 )
-from proxy.tier.key_rules import TierRules
+from proxy.tier.key_rules import TierKeyRules
 from proxy.tier.tier_member import open_tier_store
 from proxy.wiring import bootstrap_of
 
@@ -29,7 +29,7 @@ _log = get_logger(__name__)
 
 @asynccontextmanager
 async def taking_over(
-    predecessor: Predecessor | None, config: Config, ports: HostPorts, stop: asyncio.Event | None
+    predecessor: Predecessor | None, config: Config, ports: HostSockets, stop: asyncio.Event | None
 ) -> AsyncIterator[None]:
     """Open all ports; who enters opens the rest, and has the place of a `predecessor` at the end.
 
@@ -64,12 +64,12 @@ def _check_state(config: Config, owner: int) -> None:
     if (tier := config.tier) is None:
         state = open_store(config, way, owner)
     else:
-        state = open_tier_store(config, way, member_name(0, tier.machine), TierRules(config))
+        state = open_tier_store(config, way, member_name(0, tier.machine), TierKeyRules(config))
     with closing(state):
         read_changes(state)
 
 
-def _release(predecessor: Predecessor, ports: HostPorts) -> None:
+def _release(predecessor: Predecessor, ports: HostSockets) -> None:
     """Get all new connections, and have the predecessor release what only one can have.
 
     Raises ListenerError; then it serves on.
@@ -88,7 +88,9 @@ def _check_wanted(stop: asyncio.Event | None) -> None:
         raise TakeOverError("this proxy was told to stop before it took over", "start it again")
 
 
-async def serve_until(stop: asyncio.Event, ready: Callable[[], None], proxy: ReplacedProxy) -> None:
+async def serve_until(
+    stop: asyncio.Event, ready: Callable[[], None], proxy: ReplaceableProxy
+) -> None:
     """Serve until `stop` is set, as a successor does, then stop. Raises what a task died of."""
     old_process = TakeOverServer(proxy, stop)
     try:

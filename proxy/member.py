@@ -27,9 +27,9 @@ from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
-from proxy.config.check_report import find_logged_hints
+from proxy.config.check_report import find_startup_hints
 from proxy.config.descriptors import share_descriptors
-from proxy.config.differences import find_differences, find_schedule_changes
+from proxy.config.differences import find_differences, find_in_force_changes
 from proxy.config.models import HIDE_PASSWORD, MAX_WORKERS
 from proxy.config.reload import Reloader
 from proxy.config.secrets import ALL_RIGHTS, Secrets, read_secrets
@@ -37,7 +37,7 @@ from proxy.config.stores import open_store
 from proxy.debt_records import DebtWriter
 from proxy.garbage import FREED_INTERVAL_S, MemoryTrimmer, collect_frozen
 from proxy.health import Health
-from proxy.host_ports import HostPorts, MemberSockets
+from proxy.host_ports import HostSockets, MemberSockets
 from proxy.hot_restart import taking_over
 from proxy.log_queue import log_level, log_queue
 from proxy.progress.query_registry import owns_all
@@ -48,7 +48,7 @@ from proxy.quota.meter import Meter
 from proxy.quota.meters import OF_SENSORS
 from proxy.quota.rule_registry import KeptChange, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule
-from proxy.relay.brokers import Brokers
+from proxy.relay.brokers import BrokerConnector
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.kafka_quotas import KafkaQuotaPoller
@@ -126,7 +126,7 @@ class Member:
         errors = instruments.upstream_errors_total
         self._secrets = read_secrets(config)
         self._bootstrap = bootstrap_of(config, self._secrets, errors.labels(LOGIN_REFUSED).inc)
-        self._brokers = Brokers(self._bootstrap)
+        self._brokers = BrokerConnector(self._bootstrap)
         self._clients = ClientRegistry(
             instruments.bytes_total, None if config.usage is None else self._new_usage
         )
@@ -173,7 +173,7 @@ class Member:
         self._debts = DebtWriter(config.state.kind, self._quotas, self._slices)
         self._reloader = Reloader(path, config, self._apply, self._health.record_load)
         self.reload = self._reloader.request
-        self.ports = HostPorts(config)
+        self.ports = HostSockets(config)
         """Of the host where this member is alone; else only those that it opens for brokers."""
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
@@ -563,7 +563,7 @@ class Member:
             ended = await self._rules.end_due(time.time())
         except StateError as error:
             _log.error("ended overrides or pauses are still in the state", error=str(error))
-        was, is_now = find_schedule_changes(before, self._rules.composed.of_file.scheduled)
+        was, is_now = find_in_force_changes(before, self._rules.composed.of_file.scheduled)
         if is_now:
             _log.info("rules changed by their schedules", rules=is_now)
             if self._rules.writes:
@@ -615,5 +615,5 @@ def log_hints(config: Config) -> None:
     if config.cluster.shows_password:
         text = "the password of cluster.sasl goes to the brokers in the clear"
         _log.warning(text, fix=HIDE_PASSWORD)
-    for hint in find_logged_hints(config):
+    for hint in find_startup_hints(config):
         _log.warning("configuration hint", hint=hint)

@@ -7,7 +7,7 @@ from proxy.errors import ProxyError
 PACKAGE = "kafka-quota-proxy"
 
 
-class CheckoutError(ProxyError):
+class CheckoutRequiredError(ProxyError):
     """A command that only a checkout of the project has cannot go on: this may be none."""
 
     is_bad_input = True

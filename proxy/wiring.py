@@ -11,7 +11,7 @@ from proxy.cluster.login import Credentials, Login
 from proxy.config import Config
 from proxy.config.descriptors import share_descriptors
 from proxy.config.secrets import ALL_RIGHTS, Secrets
-from proxy.progress.report import QueryScope
+from proxy.progress.report import ReportableQueries
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.services import Limits
 
@@ -38,7 +38,7 @@ def access_of(config: Config, secrets: Secrets) -> AccessRules:
             each.name,
             secrets.tokens[each.name],
             tuple(map(AccessRight, each.rights)),
-            QueryScope(each.queries),
+            ReportableQueries(each.queries),
         )
         for each in admin.tokens
     ]

@@ -1,9 +1,9 @@
 """A real Kafka broker inside one command, for the demo and the tests; here: its errors."""
 
-from proxy.release import CheckoutError
+from proxy.release import CheckoutRequiredError
 
 
-class DevkitError(CheckoutError):
+class DevkitError(CheckoutRequiredError):
     """The broker or its parts can't be had: what went wrong, and how the user can mend it."""
 
     is_bad_input = False

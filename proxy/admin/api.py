@@ -16,16 +16,16 @@ from proxy.admin.client_documents import ClientDocuments, connections_document, 
 from proxy.admin.document_models import iso, picked
 from proxy.admin.pagination import PageBuilder, PageRequest, page_request_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
-from proxy.admin.query_documents import grouped_by_query, paged_partitions, partitions_of
+from proxy.admin.query_documents import grouped_by_query, partition_page_builder, partitions_of
 from proxy.admin.replies import (
     MAX_BODY_BYTES,
     MAX_REQUEST_DIGITS,
     OWN_BODY,
     ApiError,
     digits_or_none,
-    json_body,
     json_reply,
     number_parameter,
+    read_json_bytes,
     read_object,
     readiness_reply,
     scrape_reply,
@@ -34,16 +34,16 @@ from proxy.admin.request_times import merged_times
 from proxy.admin.rule_documents import (
     BUDGET_RULE,
     RULE,
+    audited_rule_document,
     parse_override,
     parse_throttling,
-    rule_audit_document,
     throttling_document,
 )
 from proxy.admin.suggestions import SUGGESTIONS_PATH, suggestions_reply
 from proxy.log_queue import LEVELS, log_level
 from proxy.progress.report import MAX_REPORT_BYTES, RefusalReason, ReportRefused
 from proxy.quota.rule_registry import RuleEntry
-from proxy.quota.rules import Budget, QuotaPause, pause_name
+from proxy.quota.rules import Budget, QuotaPause, quota_pause_name
 from proxy.quota.validation import BUDGET_KEY, RULE_KEYS, format_selector, parse_selector
 from proxy.release import VERSION
 from proxy.state import Document
@@ -63,7 +63,7 @@ _SELECTOR_FIX = f"write KEY=VALUE,... with {', '.join(RULE_KEYS)}, or {BUDGET_KE
 
 
 @asynccontextmanager
-async def report_body(request: web.Request, parts: AdminParts) -> AsyncIterator[bytes]:
+async def report_body_in_turn(request: web.Request, parts: AdminParts) -> AsyncIterator[bytes]:
     """Give the body of a report; a long one, of which many would fill the memory, in its turn.
 
     Members wait before they pass one on: to wait for each other's turns they might do for ever.
@@ -72,7 +72,7 @@ async def report_body(request: web.Request, parts: AdminParts) -> AsyncIterator[
     is_passed_on = parts.tier is not None and (OWN_BODY in request or SCOPE in request.headers)
     is_long = not is_passed_on and (length is None or length > MAX_BODY_BYTES)
     async with parts.long_reports if is_long else nullcontext():
-        yield await json_body(request, MAX_REPORT_BYTES)
+        yield await read_json_bytes(request, MAX_REPORT_BYTES)
 
 
 class ApiRoutes:
@@ -127,7 +127,7 @@ class ApiRoutes:
         now_ms, now_s = parts.clock_ms(), time.time()
         reason, warning = parts.problems()
         sensors, fields = await self._clients.fields(
-            filter_of(request), page, by_client=is_by_client(request), history=parts.history
+            filter_of(request), page, by_client=by_client_parameter(request), history=parts.history
         )
         changes_total, changes = parts.audit.documents()
         slots = {} if parts.tier is None else parts.tier.slots()
@@ -154,7 +154,7 @@ class ApiRoutes:
 
     async def _get_clients(self, request: web.Request) -> web.Response:
         sensors, fields = await self._clients.fields(
-            filter_of(request), page_request_of(request), by_client=is_by_client(request)
+            filter_of(request), page_request_of(request), by_client=by_client_parameter(request)
         )
         return json_reply({"total": sensors["bounded"], **fields})
 
@@ -217,7 +217,7 @@ class ApiRoutes:
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        body, now_s, name = await json_body(request), time.time(), format_selector(keys)
+        body, now_s, name = await read_json_bytes(request), time.time(), format_selector(keys)
         async with self._audited(name):
             entry = await self._rules.put(parse_override(keys, body, now_s))
         log_change("quota overridden", selector=name, by=entry.by)
@@ -237,7 +237,7 @@ class ApiRoutes:
     def _audited(self, name: str) -> AbstractAsyncContextManager[None]:
         def get() -> Document | None:
             entry = self._rules.composed.in_force.get(name)
-            return None if entry is None else rule_audit_document(entry)
+            return None if entry is None else audited_rule_document(entry)
 
         return self._audit.recording(f"quota {name}", get, _SELECTOR_FIX)
 
@@ -246,13 +246,13 @@ class ApiRoutes:
 
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
-        keys, until_s, by = parse_throttling(await json_body(request), now_s)
+        keys, until_s, by = parse_throttling(await read_json_bytes(request), now_s)
 
         def pauses() -> Document:
             return {pause.name: iso(pause.until_s) for pause in self._rules.pauses()}
 
         async with self._audit.recording("pauses", pauses, "end some of them with on: true"):
-            name = pause_name(keys)
+            name = quota_pause_name(keys)
             if until_s is not None:
                 await self._rules.pause(QuotaPause(keys, until_s, by, now_s))
             elif not await self._rules.resume(keys or None) and keys:
@@ -266,7 +266,7 @@ class ApiRoutes:
 
     async def _post_report(self, request: web.Request) -> web.Response:
         try:
-            async with report_body(request, self._parts) as raw:
+            async with report_body_in_turn(request, self._parts) as raw:
                 return json_reply(await self._parts.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
             if error.reason is RefusalReason.NOT_ALLOWED:
@@ -282,7 +282,7 @@ class ApiRoutes:
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        found = paged_partitions(page_request_of(request))
+        found = partition_page_builder(page_request_of(request))
         await self._slices.collect(map(found.add, partitions_of(documents)))
         return json_reply({"queries": grouped_by_query(found.rows()), **found.next()})
 
@@ -303,7 +303,7 @@ class ApiRoutes:
         return json_reply({"level": log_level.name})
 
     async def _put_level(self, request: web.Request) -> web.Response:
-        before, name = log_level.name, _level(await json_body(request))
+        before, name = log_level.name, _level(await read_json_bytes(request))
         async with self._audit.recording("log level", lambda: log_level.name):
             log_level.set(name)
         # As an error it is written at every level: the log should say why it says less.
@@ -345,7 +345,7 @@ def connection_page_request(request: web.Request, *, in_tier: bool) -> PageReque
     return PageRequest(page.limit, (number, machine or LAST))
 
 
-def is_by_client(request: web.Request) -> bool:
+def by_client_parameter(request: web.Request) -> bool:
     """Read `?by=client`."""
     by = request.query.get("by", "quota")
     if by not in ("client", "quota"):

@@ -14,7 +14,7 @@ from structlog import get_logger
 
 from proxy.admin.document_models import iso
 from proxy.admin.replies import ApiError
-from proxy.progress.report import ALL_QUERIES, QueryScope
+from proxy.progress.report import ALL_QUERIES, ReportableQueries
 from proxy.quota.values import BadValueError
 from proxy.state import Record, RecordFormat, StateError, Store
 
@@ -41,7 +41,7 @@ class Author:
     """Of the token, LOCAL_AUTHOR or FILE."""
     address: str | None = None
     """From which the request came; None for what was no request."""
-    queries: QueryScope = ALL_QUERIES
+    queries: ReportableQueries = ALL_QUERIES
     """On which it may report."""
     may_do_all: bool = False
     """Whether it has all rights: by its token, or since there are none."""

@@ -11,7 +11,15 @@ from metrics import WindowedSum
 from metrics.clock import MS_PER_SECOND, ms_to_s
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.document_models import UNKNOWN, Column, Model, RowContext, iso, picked, rounded
+from proxy.admin.document_models import (
+    UNKNOWN,
+    Column,
+    DocumentModel,
+    RowContext,
+    iso,
+    picked,
+    rounded,
+)
 from proxy.admin.history import RateHistory, merged_chart
 from proxy.admin.pagination import Key, PageBuilder, PageRequest
 from proxy.admin.query_documents import CachedWalk
@@ -95,7 +103,7 @@ client_key: Callable[[Document], tuple[Any, ...]] = itemgetter("listener", "user
 """Gives what tells a client from others."""
 
 
-CLIENT = Model[SensorRow](
+CLIENT = DocumentModel[SensorRow](
     """
     entity, quota: whose traffic is added up, and which kind
     rate, unit: measured now, in `bytes_per_second` or `percent`
@@ -181,7 +189,7 @@ CLIENT = Model[SensorRow](
     },
 )
 
-BUDGET = Model[BudgetRow](
+BUDGET = DocumentModel[BudgetRow](
     """
     name, parent: of the budget, and of the one that it is in; `null` where it is in none
     quota, unit: which of its rates, in `bytes_per_second`
@@ -210,7 +218,7 @@ BUDGET = Model[BudgetRow](
     like=CLIENT,
 )
 
-UNBOUNDED = Model[ClientIdentity](
+UNBOUNDED = DocumentModel[ClientIdentity](
     """
     listener, user, client_id: who it is
     rate: what all connections of the client moved per second in both directions, over 5 s and at
@@ -240,7 +248,7 @@ def _why(hold: HoldReason, _: RowContext) -> str:
     return f"{HELD_FOR.get(hold.where, hold.where)}{quota}{rule}"
 
 
-HOLD = Model[HoldReason](
+HOLD = DocumentModel[HoldReason](
     """
     where, why: one of the words below; and the same with what follows, for people
     quota, entity, rule: what holds it, and by which rule or budget, as of a client; `null` where
@@ -257,7 +265,7 @@ HOLD = Model[HoldReason](
 )
 
 
-CONNECTION = Model[ConnectionRow](
+CONNECTION = DocumentModel[ConnectionRow](
     """
     id: its number, not used twice while the proxy runs
     address, port, listener: where it comes from, and where it came in
@@ -478,7 +486,7 @@ class ClientDocuments:
         clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
         found = PageBuilder[ClientIdentity](
             page,
-            lambda each: unbounded_cursor_key(_client(each)),
+            lambda each: unbounded_client_key(_client(each)),
             lambda each: rates.get(each, 0.0),
         )
 
@@ -500,7 +508,7 @@ class ClientDocuments:
         return {"unbounded": own, "unbounded_clients": documents, **found.next()}
 
 
-def unbounded_cursor_key(client: Document) -> Key:
+def unbounded_client_key(client: Document) -> Key:
     """Return what a walk has a client without a bound by; an empty name is another than none."""
     names = (name if name is None else f"={name}" for name in client_key(client))
     listener, user, client_id = (name or "" for name in names)

@@ -152,7 +152,7 @@ def _getter(made: Made[T]) -> Callable[[T, RowContext], Any]:
     return lambda row, _: attribute(row)
 
 
-class Model(Generic[T]):
+class DocumentModel(Generic[T]):
     """The fields of a document that is made of a `T`.
 
     `text` has a line for each, or for some together: `NAME, NAME: what docs/api.md says`; what is
@@ -169,7 +169,7 @@ class Model(Generic[T]):
         merged: Mapping[str, Combine] | None = None,
         divided: Mapping[str, Combine] | None = None,
         columns: Sequence[Column] = (),
-        like: "Model[Any] | None" = None,
+        like: "DocumentModel[Any] | None" = None,
     ) -> None:
         lines = cleandoc(text).replace("\n    ", " ").splitlines()
         self.texts = dict(line.split(": ", 1) for line in lines)

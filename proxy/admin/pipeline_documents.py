@@ -6,7 +6,7 @@ from heapq import nlargest
 from itertools import islice
 from operator import itemgetter
 
-from proxy.admin.document_models import Column, Model, RowContext, clipped, picked
+from proxy.admin.document_models import Column, DocumentModel, RowContext, clipped, picked
 from proxy.pipeline.completion import CompletionTracker
 from proxy.pipeline.ledger import TIMED_OUT
 from proxy.pipeline.nodes import NodeController, Stage, delay_ms
@@ -42,7 +42,7 @@ def _pending(completion: CompletionTracker, now: RowContext) -> Document:
     }
 
 
-COMPLETION = Model[CompletionTracker](
+COMPLETION = DocumentModel[CompletionTracker](
     """
     completed, timed_out, failed: how many were; the last by reason
     pending: source batches in flight: `batches` of `max_batches`, `size_bytes` of `max_bytes`,
@@ -69,7 +69,7 @@ COMPLETION = Model[CompletionTracker](
     },
 )
 
-NODE = Model[NodeController](
+NODE = DocumentModel[NodeController](
     """
     name, state, rate, normal_rate: `uncontrolled`, or `reduced` to so many records/s; and its own
         rate
@@ -108,7 +108,7 @@ NODE = Model[NodeController](
 )
 """Of stages and sources; rates in records/s."""
 
-STAGE = Model[Stage](
+STAGE = DocumentModel[Stage](
     """
     name, state, rate, normal_rate, held_by, t_delay_ms, measured_rate, last_change: as of a source
     waits: `null`, or `for` which stage it waits, how many `records` its next batch may have, and
@@ -142,7 +142,7 @@ STAGE = Model[Stage](
     like=NODE,
 )
 
-PIPELINE_ROW = Model[RunningPipeline](
+PIPELINE_ROW = DocumentModel[RunningPipeline](
     """
     name, at_s, hold_producers, max_lag: the pipeline, when this was so, and what its configuration
         says

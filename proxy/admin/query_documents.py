@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from metrics.clock import ms_to_s
 from proxy.admin.document_models import (
     Column,
-    Model,
+    DocumentModel,
     RowContext,
     between_s,
     clipped,
@@ -115,7 +115,7 @@ def _skipped(partition: PartitionProgress, now: RowContext) -> list[Document]:
     ]
 
 
-QUERY = Model[FollowedQuery](
+QUERY = DocumentModel[FollowedQuery](
     """
     name, client_id, query_id, run_id: whose it is; the ids are Spark's
     state, ended, error: `running`, `idle`, `ended`, `failed`, or `silent`: neither ended nor heard
@@ -161,7 +161,7 @@ QUERY = Model[FollowedQuery](
     },
 )
 
-PARTITION = Model[PartitionProgress](
+PARTITION = DocumentModel[PartitionProgress](
     """
     topic, partition, topic_id, leader: which it is, and the node id of the broker that leads it
     completed_to, delivered_to, completed_at: all below was completed by batches, was given to the
@@ -316,7 +316,7 @@ def partitions_of(documents: Iterable[Document]) -> Iterator[ListedPartition]:
     return ((query, each) for query in documents for each in query["partitions"] or (None,))
 
 
-def paged_partitions(
+def partition_page_builder(
     page: PageRequest, rows: Iterable[ListedPartition] = ()
 ) -> PageBuilder[ListedPartition]:
     """Return what chooses the partitions of a page: the stuck come first, then by their lag."""

@@ -88,7 +88,7 @@ def parse_json(body: bytes) -> Any:
         return json.loads(body)
 
 
-def parse_object(body: bytes) -> Document | None:
+def object_or_none(body: bytes) -> Document | None:
     """Return the JSON object of a body; None for what is none."""
     try:
         document = parse_json(body)
@@ -109,7 +109,7 @@ def long_reply(body: bytes, headers: Mapping[str, str], status: int = 200) -> we
     return web.Response(body=BytesIO(body), headers=headers, status=status)
 
 
-async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
+async def read_json_bytes(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Return the body of a request that says it is JSON; it is not looked into.
 
     Raises ApiError: 400 when it is broken off, 408 when it is slow, 413 when it is longer than

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 
-from proxy.admin.document_models import Model, RowContext, between_s, iso, picked
+from proxy.admin.document_models import DocumentModel, RowContext, between_s, iso, picked
 from proxy.admin.replies import ApiError, parse_field, read_object, shown_json
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry, make_override
@@ -13,7 +13,7 @@ from proxy.quota.validation import (
     BUDGET_KEY,
     CLIENT_KEYS,
     check_rule_keys,
-    find_bound_problems,
+    find_bound_conflicts,
     parse_scope,
 )
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
@@ -27,7 +27,7 @@ def _by_kind(figures: Mapping[QuotaKind, float]) -> Document:
     return {str(kind): figure for kind, figure in figures.items()}
 
 
-RULE = Model[RuleEntry](
+RULE = DocumentModel[RuleEntry](
     """
     selector, keys: what a path names it by, and the same by keys
     scope: `each` or `shared`
@@ -63,7 +63,7 @@ RULE = Model[RuleEntry](
     },
 )
 
-BUDGET_RULE = Model[RuleEntry](
+BUDGET_RULE = DocumentModel[RuleEntry](
     """
     name, budget: of the budget, and of the one that it is in
     selector, enforce, title, place, bounds, source, by, at, until, left_s: as of a rule; with the
@@ -77,7 +77,7 @@ BUDGET_RULE = Model[RuleEntry](
     like=RULE,
 )
 
-PAUSE = Model[QuotaPause](
+PAUSE = DocumentModel[QuotaPause](
     """
     selector, keys: whose quotas are paused
     until, left_s: when it ends by itself, and in how many seconds
@@ -108,7 +108,7 @@ def rule_reference(rule: Rule, now: RowContext) -> Document:
     return {"selector": name, **picked(rule, "title", "place"), **origin}
 
 
-def rule_audit_document(entry: RuleEntry) -> Document:
+def audited_rule_document(entry: RuleEntry) -> Document:
     """Return what a rule sets, in the words of the configuration, as the audit shows it.
 
     `enforce` and `until` are there where they are not what most rules have.
@@ -159,7 +159,7 @@ def parse_override(keys: Mapping[str, str], body: bytes, now_s: float) -> RuleEn
     if BUDGET_KEY in keys and "scope" in document:
         raise ApiError(400, "scope is nothing that a budget has", "remove it")
     scope = parse_field("scope", parse_scope, document.get("scope", "each"))
-    for problem in find_bound_problems(keys, bounds):
+    for problem in find_bound_conflicts(keys, bounds):
         raise ApiError(400, f"{problem.key or 'the body'} {problem.message}", problem.fix)
     enforce = document.get("enforce")
     if enforce is not None and not isinstance(enforce, bool):

@@ -18,7 +18,7 @@ from proxy.admin.peers.fan_out_middleware import FanOutMiddleware
 from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.peers.peer_routes import PeerRoutes
 from proxy.admin.port.admin_port import AdminPort
-from proxy.admin.port.guard import AccessRules, AdminProtocol, Guard
+from proxy.admin.port.guard import AccessRules, Guard, JsonErrorProtocol
 from proxy.admin.query_documents import PARTITION
 from proxy.config.models import AdminSection
 from proxy.relay.ports import ListenerError
@@ -125,7 +125,7 @@ class AdminServer:
         assert runner.server is not None
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         self.listening.make_http = partial(
-            AdminProtocol,
+            JsonErrorProtocol,
             runner.server,
             loop=asyncio.get_running_loop(),
             access_log=_quiet,

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.document_models import Model, RowContext, iso, printable, size_text
+from proxy.admin.document_models import DocumentModel, RowContext, iso, printable, size_text
 from proxy.admin.pagination import PageBuilder, PageRequest, page_request_of
 from proxy.admin.replies import ApiError, json_reply, parse_field
 from proxy.cluster.upstream import NonRetriableError, UpstreamError
@@ -143,7 +143,7 @@ def round_up(rate: float) -> str:
     return f"{rounded.normalize():f}{unit}"
 
 
-SUGGESTION = Model[Suggestion](
+SUGGESTION = DocumentModel[Suggestion](
     """
     keys, example: of a rule for it, none where names are hashed; and one of its client ids
     quotas: for each `quota` the suggested `bound`; `p50`, `p95`, `p99` and `peak` in bytes per

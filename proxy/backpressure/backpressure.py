@@ -22,8 +22,8 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .backpressure_record import BOUND_RECORDS, BackpressureRecord, read_backpressure_record
 from .driver_view import UNPLANNED, DriverView
-from .drivers import Drivers, PartitionOffsets, QueryConnection
-from .measurements import BatchMeasurements
+from .drivers import PartitionOffsets, QueryConnection, QueryDrivers
+from .measurements import QueryMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
 
@@ -84,7 +84,7 @@ class QueryBackpressure:
     """When it was last known that the query is there."""
     _quotas: QuotaManager
     _on_change: Callable[["QueryBackpressure"], None]
-    clamp: Drivers = field(default_factory=Drivers)
+    clamp: QueryDrivers = field(default_factory=QueryDrivers)
     _run_id: str | None = None
     _has_ended: bool = False
     label: str | None = None
@@ -107,7 +107,7 @@ class QueryBackpressure:
         """Put the rule's own bound in force."""
         self._static = self.rule.ceilings[KIND]
         self.client_id = self.identity.client_id or ""
-        self.measurements = measurements = BatchMeasurements(_adaptive(self.rule))
+        self.measurements = measurements = QueryMeasurements(_adaptive(self.rule))
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
         self._bound, self._bound_ms = AdaptedBound(None, self._why), self.used_ms
         self.bound = self._static
@@ -357,7 +357,7 @@ class QueryBackpressure:
         return adapted
 
 
-class OffsetLookups(QueryConnection):
+class ConnectionLookups(QueryConnection):
     """The ListOffsets look-ups on one connection of a followed client.
 
     Executors look up offsets too; they get the real ones. They are known by their fetching, and

@@ -51,9 +51,9 @@ class BackpressureRecord(BaseModel):
     last_rate: Positive | None = None
     """The same, of the latest run that had one."""
     instances: list[Int32] = []
-    """Numbers of requests, see Drivers."""
+    """Numbers of requests, see QueryDrivers."""
     least_offsets: Figure = 0
-    """See Drivers."""
+    """See QueryDrivers."""
     reach: Positive | None
     """See ThrottledRate; records per second."""
     waiting_ms: Amount

@@ -72,7 +72,7 @@ class FinishedBatch:
 
 
 class CostState(NamedTuple):
-    """What is kept of a BatchCost."""
+    """What is kept of a BatchCostModel."""
 
     fixed_ms: Amount
     fixed_doubt_ms: Amount
@@ -87,7 +87,7 @@ class CostState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchCost:
+class BatchCostModel:
     """`fixed_ms + each_ms * records`, both 0 or more, and how certain that is.
 
     A Kalman filter whose state, the two costs, takes a random walk: recursive least squares with
@@ -311,7 +311,7 @@ CERTAIN = 0.1
 
 @dataclass(slots=True)
 class CostEstimator:
-    """Gives batches the size whose time fits the trigger interval, learnt by `BatchCost`.
+    """Gives batches the size whose time fits the trigger interval, learnt by `BatchCostModel`.
 
     The table in docs/spark.md, "How the size of a batch is chosen", says how long batches are to
     take. What is not known of the cost of a record makes them larger, up to what the rule's own
@@ -326,7 +326,7 @@ class CostEstimator:
     _settings: AdaptiveSettings
     _interval_ms: float = field(init=False)
     """0 while it is not known."""
-    _cost: BatchCost | None = None
+    _cost: BatchCostModel | None = None
     _arrivals: float | None = None
     _most: float = math.inf
     _allowed: float = 0.0
@@ -349,9 +349,9 @@ class CostEstimator:
         try:
             is_short = took_ms <= WARM_UP * self._interval_ms
             if self._cost is None and is_short and batch.left == 0:
-                cost = BatchCost.warm_up(records, took_ms)
+                cost = BatchCostModel.warm_up(records, took_ms)
             elif self._cost is None:
-                cost = BatchCost.first(records, took_ms, self._interval_ms)
+                cost = BatchCostModel.first(records, took_ms, self._interval_ms)
             else:
                 cost = self._cost.after(records, took_ms)
             if not cost.is_sound:
@@ -414,7 +414,7 @@ class CostEstimator:
 
     @state.setter
     def state(self, state: CostState | None) -> None:
-        self._cost = BatchCost.of(state) if state is not None else None
+        self._cost = BatchCostModel.of(state) if state is not None else None
 
     def _plan_anew(self) -> None:
         """Size the next batch by what is known without a batch before it."""
@@ -427,7 +427,7 @@ class CostEstimator:
         """The records of the smallest batch that the rule allows."""
         return self._settings.min_rate * self._interval_ms / MS_PER_SECOND
 
-    def _target_ms(self, cost: BatchCost) -> float:
+    def _target_ms(self, cost: BatchCostModel) -> float:
         interval_ms, fixed_ms = self._interval_ms, cost.fixed_ms
         worthwhile_ms = WORTHWHILE * fixed_ms
         has_room = fixed_ms < interval_ms
@@ -444,7 +444,7 @@ class CostEstimator:
             return max(target_ms, min(worthwhile_ms, needed_ms))
         return target_ms if has_room else worthwhile_ms
 
-    def _fitting(self, cost: BatchCost, target_ms: float, *, doubt: float) -> float:
+    def _fitting(self, cost: BatchCostModel, target_ms: float, *, doubt: float) -> float:
         most = self._readable(target_ms)
         is_known = not doubt or math.isfinite(cost.largest(target_ms, doubt=SIGNIFICANT))
         fitting = min(cost.largest(target_ms, doubt=doubt), most) if is_known else most
@@ -455,7 +455,7 @@ class CostEstimator:
         return self._most * max(target_ms, self._interval_ms) / MS_PER_SECOND
 
     def _at_most_as_usual(
-        self, before: BatchCost | None, cost: BatchCost, records: float, took_ms: float
+        self, before: BatchCostModel | None, cost: BatchCostModel, records: float, took_ms: float
     ) -> float:
         """Return how many records at most keep the next batch as long as they are to be.
 
@@ -474,7 +474,7 @@ class CostEstimator:
             part = min(part, PROBE)
         return max(part * records, self._least)
 
-    def _needs_probe(self, cost: BatchCost, records: float, took_ms: float) -> bool:
+    def _needs_probe(self, cost: BatchCostModel, records: float, took_ms: float) -> bool:
         """Return whether bounded batches do not fit, and nobody knows what is fixed of their time.
 
         They do not when the query falls behind, or when those that drain a backlog take more than

@@ -18,8 +18,8 @@ from proxy.progress.report import TriggerKind
 from proxy.quota.shares import apportion_by_weight
 from proxy.wire.topic_partition import TopicPartition
 
-from .drivers import NO_CONNECTION, REFUSED_GROWTH, Drivers, PartitionOffsets, QueryConnection
-from .measurements import BatchMeasurements
+from .drivers import NO_CONNECTION, REFUSED_GROWTH, PartitionOffsets, QueryConnection, QueryDrivers
+from .measurements import QueryMeasurements
 
 REPORT_WAIT_MS = 300.0
 """How long an answer waits for the report on the batch before; the two race."""
@@ -56,8 +56,8 @@ class DriverView:
     """A driver at the moment of a look-up."""
 
     query: FollowedQuery
-    drivers: Drivers
-    measurements: BatchMeasurements
+    drivers: QueryDrivers
+    measurements: QueryMeasurements
     keys: Collection[TopicPartition] = ()
     """The partitions whose ends are looked up."""
     connection: QueryConnection = NO_CONNECTION

@@ -92,7 +92,7 @@ class AdvertisedEnd:
 
 
 @dataclass(slots=True, eq=False)
-class Drivers:
+class QueryDrivers:
     """What was advertised to the drivers of one query, and what shows which connection is theirs.
 
     A connection is the present driver's when it does not fetch, and

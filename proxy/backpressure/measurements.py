@@ -15,7 +15,7 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .backpressure_record import BackpressureRecord, RatioState
 from .cost import CostEstimator, FinishedBatch, PidEstimator
-from .drivers import Drivers
+from .drivers import QueryDrivers
 
 MAX_HOLDS = 512
 """How many separate times of holding are kept; beyond it the closest ones count as one."""
@@ -190,7 +190,7 @@ def queued_ms(waiting_ms: float, processing_ms: float, interval_ms: float) -> fl
     return min(max(0.0, waiting_ms + processing_ms - interval_ms), longest_ms)
 
 
-class BatchMeasurements:
+class QueryMeasurements:
     """What is measured of one query, over all its runs, by the settings of its rule."""
 
     def __init__(self, settings: AdaptiveSettings) -> None:
@@ -259,7 +259,7 @@ class BatchMeasurements:
         self.held.add(start_ms, due_ms)
 
     def add(
-        self, batch: BatchReport, end_ms: float, drivers: Drivers, static: float
+        self, batch: BatchReport, end_ms: float, drivers: QueryDrivers, static: float
     ) -> tuple[float | None, str | None]:
         """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 

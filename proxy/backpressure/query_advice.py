@@ -26,7 +26,7 @@ UNSHAPED: dict[TriggerKind | None, str] = {
 """Why no batch is shaped, by the kind of trigger."""
 
 
-def advise(
+def update_query_advice(
     query: FollowedQuery,
     table: RuleTable,
     rule: Rule | None,

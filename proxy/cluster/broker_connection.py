@@ -9,7 +9,7 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
-from .dial import when_ready
+from .dial import run_when_ready
 from .login import Login
 from .upstream import CONNECTION_CLOSED, Address, UpstreamError
 
@@ -112,7 +112,9 @@ class BrokerConnection:
         frame = memoryview(request.encode(framed=True, header=True))
         try:
             while frame:
-                sent_bytes = await when_ready(self.sock, partial(self.sock.send, frame), write=True)
+                sent_bytes = await run_when_ready(
+                    self.sock, partial(self.sock.send, frame), write=True
+                )
                 frame = frame[sent_bytes:]
             (length,) = _INT32.unpack(await self._receive(_INT32.size))
             if not _INT32.size <= length <= MAX_RESPONSE_BYTES:
@@ -144,7 +146,7 @@ class BrokerConnection:
         view = memoryview(data)
         while view:
             receive = partial(self.sock.recv_into, view)
-            received_bytes = await when_ready(self.sock, receive, write=False)
+            received_bytes = await run_when_ready(self.sock, receive, write=False)
             if not received_bytes:
                 raise EOFError
             view = view[received_bytes:]

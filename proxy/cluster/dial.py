@@ -90,14 +90,14 @@ async def handshake(
     """Do the handshake on a connected socket, which the TLS socket owns then. Raises OSError."""
     tls = TlsSocket(sock, context, server_side=server_side, server_hostname=server_hostname)
     try:
-        await when_ready(tls, tls.do_handshake, write=False, turn=turn)
+        await run_when_ready(tls, tls.do_handshake, write=False, turn=turn)
     except BaseException:
         tls.close()
         raise
     return tls
 
 
-async def when_ready(
+async def run_when_ready(
     sock: socket.socket, operation: Callable[[], T], *, write: bool, turn: Turn[T] | None = None
 ) -> T:
     """Return what an operation on a socket returns once it does not block.

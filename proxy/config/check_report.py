@@ -25,7 +25,7 @@ from proxy.quota.entities import (
     QuotaKind,
 )
 from proxy.quota.fields import fields_of, yaml_key
-from proxy.quota.rules import AdaptiveSettings, Budget, QuotaSettings, Rule, RuleTable, Share
+from proxy.quota.rules import AdaptiveSettings, Budget, QuotaManagerSettings, Rule, RuleTable, Share
 from proxy.quota.scheduled_rules import ScheduledSettings, by_title
 from proxy.quota.shares import Claim, divide_fairly
 from proxy.quota.validation import TOPIC_KEYS
@@ -53,17 +53,17 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     yield from find_unenforced(config.quota_settings)
     if config.cluster.shows_password:
         yield f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}"
-    yield from find_logged_hints(config)
+    yield from find_startup_hints(config)
     yield from find_loops_to_self(config)
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
         yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
-    yield from find_shared_port_hints(config)
-    yield from find_shared_host_hints(config)
+    yield from find_worker_port_hints(config)
+    yield from find_hosts_without_machine(config)
     yield from find_pipeline_hints(config, table)
 
 
-def find_logged_hints(config: Config) -> Iterator[str]:
+def find_startup_hints(config: Config) -> Iterator[str]:
     """Yield a line for each thing that a start logs as well: what is surely not wanted so."""
     if config.throttle.max_delay_ms >= REQUEST_TIMEOUT_S * MS_PER_SECOND:
         held = format_ms(config.throttle.max_delay_ms)
@@ -121,7 +121,7 @@ def find_unfit_names(config: Config) -> Iterator[str]:
                 )
 
 
-def find_unenforced(settings: QuotaSettings) -> Iterator[str]:
+def find_unenforced(settings: QuotaManagerSettings) -> Iterator[str]:
     """Yield a line if there are clients that are measured and held for nothing."""
     counted = "what would be is counted in kafka_quota_proxy_would_throttle_total"
     if not settings.enforce:
@@ -166,7 +166,9 @@ def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> list
     return [match.rule for match in matches if match is not None]
 
 
-def possible_rules(config: Config, table: RuleTable, kind: QuotaKind, client_id: str) -> list[Rule]:
+def rules_for_client_id(
+    config: Config, table: RuleTable, kind: QuotaKind, client_id: str
+) -> list[Rule]:
     """Return the rules that may bound a client, whoever its user is and wherever it comes in."""
     found: dict[int, Rule] = {}
     for user in {None, *(rule.user for rule in table.rules)}:
@@ -177,7 +179,7 @@ def possible_rules(config: Config, table: RuleTable, kind: QuotaKind, client_id:
     return [found[number] for number in sorted(found)]
 
 
-def find_shared_port_hints(config: Config) -> Iterator[str]:
+def find_worker_port_hints(config: Config) -> Iterator[str]:
     """Yield a line for each listener, how its workers share the ports of brokers."""
     workers = config.worker_count
     for listener in config.listeners if workers > 1 else ():
@@ -200,7 +202,7 @@ def find_shared_port_hints(config: Config) -> Iterator[str]:
             )
 
 
-def find_shared_host_hints(config: Config) -> Iterator[str]:
+def find_hosts_without_machine(config: Config) -> Iterator[str]:
     """Yield a line for each name that a file which is the same on all machines gives to all."""
     tier = config.tier
     for listener in config.listeners if tier is not None else ():
@@ -245,7 +247,7 @@ def find_pipeline_hints(config: Config, table: RuleTable) -> Iterator[str]:
             nodes += [(f"source {client_id!r}", client_id, False) for client_id in sources]
         for node, client_id, reads in nodes:
             kind = QuotaKind.CONSUMER_BYTE_RATE if reads else QuotaKind.PRODUCER_BYTE_RATE
-            rules = possible_rules(config, table, kind, client_id)
+            rules = rules_for_client_id(config, table, kind, client_id)
             if not any(rule.adaptive or not reads for rule in rules):
                 lack = f"{kind} and adaptive" if reads else kind
                 yield (
@@ -255,7 +257,7 @@ def find_pipeline_hints(config: Config, table: RuleTable) -> Iterator[str]:
         yield from find_permanent_holds(graph)
 
 
-def explain_client_quotas(
+def explain_rules_of_client(
     config: Config, table: RuleTable, identity: ClientIdentity
 ) -> Iterator[str]:
     """Yield which query a client is, and for each quota type its bound and the rules behind it."""
@@ -350,7 +352,7 @@ def _rate(rate: float) -> str:
     return f"{rate / SIZE_UNITS['MiB']:.4g}MiB per second"
 
 
-def explain_out_of_force(settings: QuotaSettings, at_s: float) -> Iterator[str]:
+def explain_out_of_force(settings: QuotaManagerSettings, at_s: float) -> Iterator[str]:
     """Yield a line for each rule and budget that is not in force at a time of the Unix epoch."""
     now, at = ScheduledSettings.at(settings, at_s), datetime.fromtimestamp(at_s, UTC)
     in_force = {frozenset(rule.keys.items()): rule for rule in now.settings.rules}

@@ -104,7 +104,7 @@ def _own_servers(config: Config, claims: Iterable[_PortClaim]) -> Iterator[Secti
 
 def _hosts_meet(one: str, other: str) -> bool:
     """Whether a port taken on one host is taken on the other; a name may be of either family."""
-    address, other_address = map(endpoints.address_of, (one, other))
+    address, other_address = map(endpoints.literal_ip_of, (one, other))
     if address is None or other_address is None:
         known = address or other_address
         return one == other or (known is not None and known.is_unspecified)
@@ -115,7 +115,7 @@ def _hosts_meet(one: str, other: str) -> bool:
 
 def _is_reached_at(bound: str, host: str) -> bool:
     """Whether what is bound to one host is for certain reached at the other from this machine."""
-    address, other = map(endpoints.address_of, (bound, host))
+    address, other = map(endpoints.literal_ip_of, (bound, host))
     if address is None or other is None:
         return bound == host
     is_any = address.is_unspecified and (other.is_loopback or other.is_unspecified)

@@ -29,7 +29,7 @@ def find_differences(before: Config, after: Config) -> tuple[ShownValues, ShownV
     return _cut(list(_differing("", before, after)))
 
 
-def find_schedule_changes(
+def find_in_force_changes(
     before: Mapping[str, bool], after: Mapping[str, bool]
 ) -> tuple[ShownValues, ShownValues]:
     """Return which rules and budgets were in force and are not any more, or the other way round.

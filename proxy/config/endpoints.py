@@ -40,7 +40,7 @@ class HostPort:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it. A name other than `localhost` may be reached."""
-        address = address_of(self.host)
+        address = literal_ip_of(self.host)
         return address is not None and address.is_loopback
 
 
@@ -87,7 +87,7 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
         return None
 
 
-def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def literal_ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the address that `host` spells or surely stands for, or None for another name."""
     return ip_address("127.0.0.1" if host == "localhost" else host)
 
@@ -178,7 +178,7 @@ def parse_broker_ports(value: object) -> PortRange:
     return PortRange(first, last)
 
 
-def parse_host_pattern(value: object) -> str:
+def parse_machine_host_pattern(value: object) -> str:
     """Read a host as `parse_advertised_host`, in which `{machine}` may stand. Raises as that."""
     if isinstance(value, str) and MACHINE_PLACEHOLDER in value:
         if not _HOST_NAME.fullmatch(value.replace(MACHINE_PLACEHOLDER, "m")):
@@ -208,7 +208,7 @@ def parse_sni(value: object) -> str:
 
 Endpoint = Annotated[HostPort, BeforeValidator(parse_endpoint)]
 Bind = Annotated[HostPort, BeforeValidator(parse_bind)]
-AdvertisedHost = Annotated[str, BeforeValidator(parse_host_pattern)]
+AdvertisedHost = Annotated[str, BeforeValidator(parse_machine_host_pattern)]
 MachineName = Annotated[str, BeforeValidator(parse_machine)]
 BrokerPorts = Annotated[PortRange, BeforeValidator(parse_broker_ports)]
 Sni = Annotated[str, BeforeValidator(parse_sni)]

@@ -27,9 +27,9 @@ from proxy.quota.fields import (
     catch_bad_value,
     not_empty,
     rejecting,
-    required_field,
+    required_with_example,
 )
-from proxy.quota.rules import QuotaSettings
+from proxy.quota.rules import QuotaManagerSettings
 from proxy.quota.values import BadValueError
 from proxy.relay.services import Limits
 
@@ -89,8 +89,8 @@ UsageInterval = Annotated[
     ),
 ]
 """Seconds."""
-SampleEvery = Annotated[int, fields.whole_number_from(1, MAX_SAMPLE_EVERY)]
-Workers = Annotated[int | Literal["auto"], fields.whole_number_from(1, MAX_WORKERS, AUTO)]
+SampleEvery = Annotated[int, fields.whole_number_validator(1, MAX_SAMPLE_EVERY)]
+Workers = Annotated[int | Literal["auto"], fields.whole_number_validator(1, MAX_WORKERS, AUTO)]
 TokenName = Annotated[
     fields.Text,
     *(
@@ -129,11 +129,11 @@ class ClusterTls(fields.ConfigSection):
 class ClusterSasl(fields.ConfigSection):
     """As whom the proxy itself logs in to the brokers; clients log in for themselves."""
 
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = required_field(
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = required_with_example(
         "mechanism: SCRAM-SHA-512"
     )
-    username: fields.Text = required_field("username: quota-proxy")
-    password_file: files.PasswordFile = required_field("password_file: cluster-password")
+    username: fields.Text = required_with_example("username: quota-proxy")
+    password_file: files.PasswordFile = required_with_example("password_file: cluster-password")
 
 
 class ClusterSection(fields.ConfigSection):
@@ -141,7 +141,7 @@ class ClusterSection(fields.ConfigSection):
 
     bootstrap_servers: Annotated[
         tuple[endpoints.Endpoint, ...], not_empty("names no broker", "write at least one HOST:PORT")
-    ] = required_field("bootstrap_servers: [broker-1:9092, broker-2:9092]")
+    ] = required_with_example("bootstrap_servers: [broker-1:9092, broker-2:9092]")
     tls: ClusterTls | None = None
     sasl: ClusterSasl | None = None
     unknown_apis: Literal["hide", "pass"] = "hide"
@@ -155,8 +155,8 @@ class ClusterSection(fields.ConfigSection):
 class ServerTls(fields.ConfigSection):
     """TLS to those who connect; with `ca_file` they must show a certificate that it signed."""
 
-    cert_file: files.CertificateFile = required_field("cert_file: server.pem")
-    key_file: files.KeyFile = required_field("key_file: server.key")
+    cert_file: files.CertificateFile = required_with_example("cert_file: server.pem")
+    key_file: files.KeyFile = required_with_example("key_file: server.key")
     ca_file: files.CertificateFile | None = None
 
     def find_section_problems(self) -> Iterator[SectionProblem]:  # noqa: D102
@@ -177,9 +177,11 @@ class ListenerSection(fields.ConfigSection):
     `broker_ports` is None only when `tls.sni` tells the brokers apart.
     """
 
-    name: fields.Text = required_field("name: default")
-    bind: endpoints.Bind = required_field("bind: 0.0.0.0:19092")
-    advertised_host: endpoints.AdvertisedHost = required_field("advertised_host: proxy.example")
+    name: fields.Text = required_with_example("name: default")
+    bind: endpoints.Bind = required_with_example("bind: 0.0.0.0:19092")
+    advertised_host: endpoints.AdvertisedHost = required_with_example(
+        "advertised_host: proxy.example"
+    )
     tls: ListenerTls | None = None
     broker_ports: endpoints.BrokerPorts | None = Field(default=None, validate_default=True)
 
@@ -237,12 +239,12 @@ class StateSection(fields.ConfigSection):
 class TokenSection(fields.ConfigSection):
     """A bearer token and what those may do who show it; without `queries` they report of all."""
 
-    name: TokenName = required_field("name: spark")
-    token_file: files.TokenFile = required_field("token_file: spark-token")
+    name: TokenName = required_with_example("name: spark")
+    token_file: files.TokenFile = required_with_example("token_file: spark-token")
     rights: Annotated[
         tuple[Literal["read", "report", "quotas"], ...],
         not_empty("allow nothing", "write at least one of read, report, quotas"),
-    ] = required_field("rights: [report]")
+    ] = required_with_example("rights: [report]")
     queries: (
         Annotated[
             tuple[QueryPattern, ...],
@@ -299,7 +301,7 @@ class AdminSection(fields.ConfigSection):
 class TierSection(fields.ConfigSection):
     """Several machines that serve one cluster as one; each holds its own part of the clients."""
 
-    name: fields.Topic = required_field("name: quota-proxy")
+    name: fields.Topic = required_with_example("name: quota-proxy")
     machine: endpoints.MachineName = Field(default_factory=_host_name, validate_default=True)
     admin_host: endpoints.AdvertisedHost | None = None
 
@@ -317,7 +319,7 @@ class UsageSection(fields.ConfigSection):
 class QuerySection(QuerySettings):
     """A Structured Streaming query whose progress is followed."""
 
-    name: fields.Text = required_field("name: orders")
+    name: fields.Text = required_with_example("name: orders")
     client_id: fields.QueryClient = Field(
         default_factory=lambda data: data["name"], validate_default=True
     )
@@ -334,7 +336,7 @@ class ProgressSection(fields.ConfigSection):
 class Config(fields.ConfigSection):
     """A whole configuration; made by `load_config`, which also does the checks across sections."""
 
-    cluster: ClusterSection = required_field("cluster: {bootstrap_servers: [broker-1:9092]}")
+    cluster: ClusterSection = required_with_example("cluster: {bootstrap_servers: [broker-1:9092]}")
     listeners: Annotated[
         tuple[ListenerSection, ...],
         not_empty("names no listener", "write at least one, see examples/minimal.yaml"),
@@ -372,9 +374,9 @@ class Config(fields.ConfigSection):
         return host.replace(endpoints.MACHINE_PLACEHOLDER, machine)
 
     @property
-    def quota_settings(self) -> QuotaSettings:
+    def quota_settings(self) -> QuotaManagerSettings:
         """The rules, and how their clients are measured."""
-        return QuotaSettings(
+        return QuotaManagerSettings(
             rules=tuple(self.quotas.make_rules(self.place)),
             **self.quotas.model_dump(include={"window_ms", "samples", "burst_ms"}),
             **self.throttle.model_dump(include={"max_delay_ms", "enforce"}),

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StrictBool
 
 from proxy.quota import fields
 from proxy.quota.entities import FORESEEN_KINDS, QuotaKind
-from proxy.quota.fields import SectionProblem, required_field
+from proxy.quota.fields import SectionProblem, required_with_example
 from proxy.quota.rules import MOST_LEVELS, AdaptiveSettings, Budget, Rule, RuleKeys, Share
 from proxy.quota.schedules import When, find_overlapping
 from proxy.quota.validation import RULE_KEYS
@@ -74,7 +74,7 @@ class AdaptiveSection(fields.ConfigSection):
             yield SectionProblem(("hold",), f"{message} too late", fix)
 
 
-class HasBounds(fields.Settings):
+class HasBounds(fields.SettingsBase):
     """A section that has a key for what it bounds, for each kind of quota that it can bound."""
 
     __slots__ = ()
@@ -89,7 +89,7 @@ class HasBounds(fields.Settings):
 class BudgetSection(HasBounds, fields.ConfigSection):
     """A rate for all clients of the rules, and budgets, that name it."""
 
-    name: fields.Text = required_field("name: analytics")
+    name: fields.Text = required_with_example("name: analytics")
     consumer_byte_rate: fields.Size | None = None
     producer_byte_rate: fields.Size | None = None
     budget: fields.Text | None = None

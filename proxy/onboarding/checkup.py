@@ -12,7 +12,7 @@ from functools import partial
 
 from proxy.cluster.upstream import UNKNOWN_TOPIC, error_name
 from proxy.config import Config
-from proxy.config.check_report import possible_rules
+from proxy.config.check_report import rules_for_client_id
 from proxy.config.document import quote_for_yaml
 from proxy.progress.query import QuerySettings
 from proxy.quota.entities import DEFAULT, QuotaKind
@@ -133,7 +133,7 @@ def _names(rule: Rule) -> bool:
 
 def _rule(config: Config, table: RuleTable, query: QuerySettings) -> Iterator[Finding]:
     client_id = query.client_id
-    rules = possible_rules(config, table, READING, client_id)
+    rules = rules_for_client_id(config, table, READING, client_id)
     near = _near(client_id, [rule.client_id for rule in table.rules if rule.client_id != DEFAULT])
     key = f"client-id: {quote_for_yaml(client_id)}"
     add = f"add {{{key}, consumer_byte_rate: 10MiB}} to quotas.rules"
@@ -163,7 +163,7 @@ def _followed(config: Config, table: RuleTable, query: QuerySettings) -> Finding
         return _ok("queries", f"queries names it; what it completes is {to}")
     name, group = quote_for_yaml(query.name), quote_for_yaml(f"{query.name}-progress")
     fix = f"add {{name: {name}, commit_group: {group}}} to queries"
-    if any(rule.adaptive for rule in possible_rules(config, table, READING, query.client_id)):
+    if any(rule.adaptive for rule in rules_for_client_id(config, table, READING, query.client_id)):
         text = "only its adaptive rule has it followed, so what it completes is not committed"
         return _note("queries", text, fix)
     text = f"queries does not name {query.name!r}: its lag is not followed, nothing is committed"

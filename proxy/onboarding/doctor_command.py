@@ -20,7 +20,7 @@ from proxy.admin.commands.operator_commands import (
     AdminPortClient,
     admin_port_client,
     asking_options,
-    error_and_fix,
+    reply_error_and_fix,
 )
 from proxy.admin.document_models import MISREAD, printable
 from proxy.admin.port.guard import REPORT_PATH
@@ -155,7 +155,7 @@ def _refusal(client: AdminPortClient) -> str | None:
     """
     reply = client.ask(REPORT_PATH, {}, "text/plain")
     is_taken = reply.status in (HTTPStatus.OK, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-    return None if is_taken else error_and_fix(reply)[0]
+    return None if is_taken else reply_error_and_fix(reply)[0]
 
 
 async def _see_listeners(

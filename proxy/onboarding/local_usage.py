@@ -82,7 +82,7 @@ def _report(given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(prefix="quota-proxy-usage-") as copied:
             folder = given.parquet or copied
             if given.parquet is None:
-                store_topic(spark, config, span.first, copied)
+                copy_usage_topic(spark, config, span.first, copied)
             try:
                 figures, notes = write_report(spark, folder, span, given.out, teams, _rules(config))
             except UsageInputError as error:
@@ -92,7 +92,7 @@ def _report(given: argparse.Namespace) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def store_topic(spark: SparkSession, config: Config, first: date, folder: str) -> None:
+def copy_usage_topic(spark: SparkSession, config: Config, first: date, folder: str) -> None:
     """Store what the topic has since the first day."""
     begin = datetime.combine(first, day_time(), UTC) - SLACK
     topic = _topic(config)

@@ -39,12 +39,12 @@ from .ledger import (
     LEDGER_RECORDS,
     MAX_EDGES,
     Anchor,
-    ClockOffset,
     Ledger,
     PendingEdges,
     Root,
     SourceBatch,
     TopicRange,
+    WallClockOffset,
     merge_ranges,
 )
 
@@ -100,7 +100,7 @@ class StageBatch:
 
 
 @dataclass(slots=True)
-class StageReports:
+class StageReportState:
     """What is known of the reports of one stage."""
 
     waiting: deque[StageBatch] = field(default_factory=deque)
@@ -133,14 +133,14 @@ class CompletionTracker:
         max_edges: int = MAX_EDGES,
     ) -> None:
         self._graph = graph
-        self.wall = wall = ClockOffset(now_s * MS_PER_SECOND - now_ms)
+        self.wall = wall = WallClockOffset(now_s * MS_PER_SECOND - now_ms)
         self.max_edges = max_edges
         self.unwritten = unwritten
         """What is taken of it at once is to be written in one transaction."""
         self._mark = mark = partial(unwritten.mark_changed, self)
         self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = PendingEdges(self.ledger.new_id, mark)
-        self.reports = {name: StageReports() for name in graph.stages}
+        self.reports = {name: StageReportState() for name in graph.stages}
         """By stage."""
         self.early: dict[int, StageBatch] = {}
         """By number, those that have a record: most need not wait."""
@@ -262,7 +262,7 @@ class CompletionTracker:
         """
         self.ledger.set_timeout(graph.settings.timeout_ms)
         before, self._graph = self.reports, graph
-        self.reports = {name: before.get(name) or StageReports() for name in graph.stages}
+        self.reports = {name: before.get(name) or StageReportState() for name in graph.stages}
         for name in before.keys() - graph.stages:
             self._mark("stage", name)
             for batch in before[name].waiting:

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, StrictBool
 
 from proxy.quota import fields
-from proxy.quota.fields import OTHER_PLACE, Loc, SectionProblem, required_field
+from proxy.quota.fields import OTHER_PLACE, Loc, SectionProblem, required_with_example
 from proxy.quota.values import BadValueError, format_ms, shown
 
 MIN_RATE = 1.0
@@ -35,16 +35,16 @@ Band = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageSettings(fields.Settings):
+class StageSettings(fields.SettingsBase):
     """A stage: a Structured Streaming query, or the clients that together do one step."""
 
-    name: Annotated[fields.Text, required_field("name: enrich")]
+    name: Annotated[fields.Text, required_with_example("name: enrich")]
     queries: tuple[fields.Text, ...] = ()
     """Names of the queries that are this stage; without any, and client ids, that of its name."""
     client_ids: tuple[fields.Client, ...] = ()
-    consumes: Annotated[tuple[fields.Topic, ...], required_field("consumes: [orders]")]
+    consumes: Annotated[tuple[fields.Topic, ...], required_with_example("consumes: [orders]")]
     produces: tuple[fields.Topic, ...] = ()
-    band: Annotated[Band, required_field("band: [0, 1000]")]
+    band: Annotated[Band, required_with_example("band: [0, 1000]")]
     """From low to high: how many records/s it is to be sent at its normal rate."""
     sampling_interval_ms: fields.Milliseconds = 1000.0
     """Should cover a batch of the node upstream, or bursts are taken for rates."""
@@ -53,9 +53,9 @@ class StageSettings(fields.Settings):
     time until a change upstream is seen here, or the stage asks again too early."""
     ratio: fields.Share = 0.5
     """From 0 to below 1: a larger share of samples out of the band makes a request."""
-    normal_rate: Annotated[fields.RecordRate, required_field("normal_rate: 1000")]
+    normal_rate: Annotated[fields.RecordRate, required_with_example("normal_rate: 1000")]
     """Records/s that it reads while nobody holds it, and the most that it is held to."""
-    step: Annotated[fields.RecordRate, required_field("step: 100")]
+    step: Annotated[fields.RecordRate, required_with_example("step: 100")]
     """Records/s by which its rate is raised in one period."""
     t_min_adjust_ms: fields.Milliseconds = 1.0
     """What a record is delayed more when this stage asks again. It weighs the more the faster the
@@ -78,14 +78,14 @@ class StageSettings(fields.Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSettings(fields.Settings):
+class SourceProducerSettings(fields.SettingsBase):
     """A producer of topics that no stage produces; its name is its client id."""
 
-    client_id: Annotated[fields.Client, required_field("client-id: feed")]
-    produces: Annotated[tuple[fields.Topic, ...], required_field("produces: [orders]")]
-    normal_rate: Annotated[fields.RecordRate, required_field("normal_rate: 1000")]
+    client_id: Annotated[fields.Client, required_with_example("client-id: feed")]
+    produces: Annotated[tuple[fields.Topic, ...], required_with_example("produces: [orders]")]
+    normal_rate: Annotated[fields.RecordRate, required_with_example("normal_rate: 1000")]
     """Records/s over all its topics while nobody holds it, and the most that it is held to."""
-    step: Annotated[fields.RecordRate, required_field("step: 100")]
+    step: Annotated[fields.RecordRate, required_with_example("step: 100")]
 
     @property
     def name(self) -> str:
@@ -98,12 +98,12 @@ class SourceSettings(fields.Settings):
         return (self.client_id,)
 
 
-Node = StageSettings | SourceSettings
+Node = StageSettings | SourceProducerSettings
 """Something that can be held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingLimit(fields.Settings):
+class PendingLimit(fields.SettingsBase):
     """How many source batches, and how many bytes of them, may be unfinished; None: no limit."""
 
     batches: fields.Count | None = None
@@ -115,10 +115,10 @@ class PendingLimit(fields.Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings(fields.Settings):
+class PipelineSettings(fields.SettingsBase):
     """Stages and sources that belong together."""
 
-    name: Annotated[fields.Text, required_field("name: orders")]
+    name: Annotated[fields.Text, required_with_example("name: orders")]
     hold_producers: StrictBool = False
     """Whether sources are held as well; else the first stages can ask nobody."""
     max_lag: fields.Count | None = None
@@ -127,10 +127,10 @@ class PipelineSettings(fields.Settings):
     max_pending: PendingLimit | None = None
     timeout_ms: fields.Milliseconds = 600_000.0
     """A source batch that is not finished by then has failed."""
-    sources: tuple[SourceSettings, ...] = ()
+    sources: tuple[SourceProducerSettings, ...] = ()
     stages: Annotated[
         tuple[StageSettings, ...],
-        required_field(
+        required_with_example(
             "stages: [{name: enrich, consumes: [orders], band: [0, 1000], "
             "normal_rate: 1000, step: 100}]"
         ),
@@ -158,7 +158,7 @@ def find_shared_members(pipelines: Iterable[PipelineSettings]) -> Iterator[Secti
     owners: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):
         for path, node in _nodes(pipeline):
-            if isinstance(node, SourceSettings) and not pipeline.hold_producers:
+            if isinstance(node, SourceProducerSettings) and not pipeline.hold_producers:
                 continue
             for member in node.members:
                 owner = owners.setdefault(member, pipeline.name)

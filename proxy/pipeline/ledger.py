@@ -48,7 +48,7 @@ ROUND_MS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ClockOffset:
+class WallClockOffset:
     """The distance of the clocks, taken once: a clock set anew matters only at the next start."""
 
     offset_ms: float
@@ -101,7 +101,7 @@ class Root:
 
 
 @dataclass(slots=True)
-class CompletionCounts:
+class LedgerAnomalyCounts:
     """What came of the reports, since the start."""
 
     late_acks: int = 0
@@ -133,7 +133,7 @@ class Ledger:
     """
 
     def __init__(
-        self, timeout_ms: float, random: Random, wall: ClockOffset, mark: Callable[..., None]
+        self, timeout_ms: float, random: Random, wall: WallClockOffset, mark: Callable[..., None]
     ) -> None:
         self._mark = mark
         self._random = random
@@ -146,7 +146,7 @@ class Ledger:
         """Roots with an owner."""
         self.pending_bytes = 0
         """What their batches have read."""
-        self.counts = CompletionCounts()
+        self.counts = LedgerAnomalyCounts()
         self._ended: list[EndedRoot] = []
         self.outcomes: Counter[str] = Counter()
         """How many roots ended, by the reason of EndedRoot."""

@@ -52,7 +52,7 @@ from proxy.state.state_records import RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import BatchLimit, UnreportedBatchCounter
-from .graph import MIN_RATE, Node, SourceSettings, StageSettings
+from .graph import MIN_RATE, Node, SourceProducerSettings, StageSettings
 
 IDLE_SHARE = 0.1
 """Share of its normal rate that a node is taken to send at least while it is not held: what sends
@@ -82,7 +82,7 @@ ROOM_SHARE = 0.01
 NOBODY_LEFT = "no stage that asked to hold it back is alive"
 
 
-class RateChange(StrEnum):
+class RateDirection(StrEnum):
     """What a stage asks for."""
 
     DECREASE = "decrease"
@@ -96,7 +96,7 @@ def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
     return max(0.0, MS_PER_SECOND / tps_down - MS_PER_SECOND / tps_up) + adjust_ms
 
 
-def rate_with_delay(tps_up: float, t_delay_ms: float) -> float:
+def rate_with_added_delay(tps_up: float, t_delay_ms: float) -> float:
     """Return the records/s of a node whose records are delayed so much more."""
     return MS_PER_SECOND / (MS_PER_SECOND / tps_up + t_delay_ms)
 
@@ -112,7 +112,7 @@ class NodeHold:
     why: str = ""
     by: str = ""
     """A stage; empty when none asked."""
-    direction: RateChange | None = None
+    direction: RateDirection | None = None
     holders: tuple[str, ...] = ()
     """Stages that asked to decrease since control began, sorted."""
     revision: int = 0
@@ -130,7 +130,7 @@ class _NodeForm(BaseModel):
     since_s: Annotated[float, Field(ge=0, le=MAX_NUMBER)]
     why: str
     by: str
-    direction: RateChange
+    direction: RateDirection
     holders: tuple[str, ...]
     revision: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
@@ -188,7 +188,7 @@ class NodeController:
         return 1.0 if self.state.rate is None else self.state.rate / self.normal_rate
 
     def ask(
-        self, stage: str, direction: RateChange, rate: float, adjust_ms: float, reason: str
+        self, stage: str, direction: RateDirection, rate: float, adjust_ms: float, reason: str
     ) -> None:
         """Add a request of a stage; of two of a stage in one period the larger one counts.
 
@@ -196,9 +196,9 @@ class NodeController:
         this, may be infinite. `adjust_ms` is its `t_min_adjust`.
         """
         now, state = self.rate, self.state
-        if direction is RateChange.DECREASE:
+        if direction is RateDirection.DECREASE:
             is_again = state.direction is direction and stage in state.holders
-            new = rate_with_delay(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
+            new = rate_with_added_delay(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
         else:
             new = max(now, min(now + self.settings.step, rate))
         new = max(MIN_RATE, min(new, self.normal_rate))
@@ -212,14 +212,16 @@ class NodeController:
             return False
         self._period_end_ms += self._period_ms * (1 + late_ms // self._period_ms)
         asked = self._requests
-        less = {name: each for name, each in asked.items() if each.direction is RateChange.DECREASE}
+        less = {
+            name: each for name, each in asked.items() if each.direction is RateDirection.DECREASE
+        }
         if not less:
             voices = {holder for holder in self.state.holders if is_alive(holder)}
             if self.state.rate is None or not voices <= asked.keys():
                 asked.clear()
                 return False
             if not asked:  # nor is anybody left who might ask
-                self.ask("", RateChange.INCREASE, math.inf, 0.0, NOBODY_LEFT)
+                self.ask("", RateDirection.INCREASE, math.inf, 0.0, NOBODY_LEFT)
         is_changed = self._apply(
             min((less or asked).values(), key=attrgetter("rate")), less.keys(), now_s
         )
@@ -275,10 +277,11 @@ class NodeController:
         """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
         old, direction = self.state, chosen.direction
         rate, holders = chosen.rate, tuple(sorted({*asking, *old.holders}))
-        if direction is RateChange.INCREASE and rate == self.normal_rate:  # it is never above
+        if direction is RateDirection.INCREASE and rate == self.normal_rate:  # it is never above
             rate, holders = None, ()
         elif rate == old.rate and (
-            direction is RateChange.INCREASE or (holders, direction) == (old.holders, old.direction)
+            direction is RateDirection.INCREASE
+            or (holders, direction) == (old.holders, old.direction)
         ):
             return False
         number = old.revision + 1
@@ -312,7 +315,7 @@ class RateMeter:
 
 
 @dataclass(slots=True)
-class PeriodReadings:
+class BandSamples:
     """What a stage saw in one period: samples, and how many of them were outside its band."""
 
     samples: int = 0
@@ -333,18 +336,18 @@ class PeriodReadings:
 class RateChangeRequest:
     """What the stage asks for, and why; `reason` is a part of a sentence."""
 
-    direction: RateChange
+    direction: RateDirection
     reason: str
     is_of_lag: bool = False
     """Whether it is asked for lag above `max_lag` alone: of sources then."""
 
 
-class Source(NodeController):
+class SourceProducer(NodeController):
     """A producer: what arrives in its topics is what it sends."""
 
-    settings: SourceSettings
+    settings: SourceProducerSettings
 
-    def __init__(self, settings: SourceSettings, pipeline: str = "") -> None:
+    def __init__(self, settings: SourceProducerSettings, pipeline: str = "") -> None:
         super().__init__(settings, pipeline)
         self._meters: dict[str, RateMeter] = {}
         """By topic."""
@@ -418,7 +421,7 @@ class Stage(NodeController):
         self._meter = RateMeter(settings.sampling_interval_ms)
         self.due_ms = now_ms + settings.period_ms
         """When the period ends."""
-        self.last, self._period = PeriodReadings(), PeriodReadings()
+        self.last, self._period = BandSamples(), BandSamples()
         self._easing = False
 
     def sample(self, total: float, now_ms: float) -> None:
@@ -472,30 +475,30 @@ class Stage(NodeController):
 
         `holds`: whether a node upstream is held because this stage asked.
         """
-        before, self.last, self._period = self.last, self._period, PeriodReadings()
+        before, self.last, self._period = self.last, self._period, BandSamples()
         period_ms = self.settings.period_ms
         self.due_ms += period_ms * (1 + max(0, (now_ms - self.due_ms) // period_ms))
         self.measured_rate = self.last.received_rate
         self._easing &= holds
         request = self._judge(self.last, before.lag, holds=holds)
         if request is not None:
-            self._easing = request.direction is RateChange.INCREASE
+            self._easing = request.direction is RateDirection.INCREASE
         return request
 
     def _judge(
-        self, period: PeriodReadings, lag_before: int | None, *, holds: bool
+        self, period: BandSamples, lag_before: int | None, *, holds: bool
     ) -> RateChangeRequest | None:
         out = period.above + period.below
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
         if is_out and period.above >= period.below:
             return RateChangeRequest(
-                RateChange.DECREASE, _band_reason("above", period.above, period)
+                RateDirection.DECREASE, _band_reason("above", period.above, period)
             )
         lag, max_lag, eased = period.lag, self._max_lag, ""
         if lag is not None and max_lag is not None:
             if lag > max_lag and (lag_before is None or lag >= lag_before):
                 reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
-                return RateChangeRequest(RateChange.DECREASE, reason, is_of_lag=True)
+                return RateChangeRequest(RateDirection.DECREASE, reason, is_of_lag=True)
             is_growing = lag_before is not None and lag > lag_before
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
@@ -504,16 +507,18 @@ class Stage(NodeController):
             return None
         if is_out:
             return RateChangeRequest(
-                RateChange.INCREASE, _band_reason("below", period.below, period)
+                RateDirection.INCREASE, _band_reason("below", period.below, period)
             )
         if eased:
-            return RateChangeRequest(RateChange.INCREASE, eased)
+            return RateChangeRequest(RateDirection.INCREASE, eased)
         if self._easing and period.samples:
-            return RateChangeRequest(RateChange.INCREASE, "it is sent no more than its band allows")
+            return RateChangeRequest(
+                RateDirection.INCREASE, "it is sent no more than its band allows"
+            )
         return None
 
 
-def _band_reason(side: str, count: int, period: PeriodReadings) -> str:
+def _band_reason(side: str, count: int, period: BandSamples) -> str:
     received = period.received_rate or 0.0
     share = f"{count} of {period.samples} samples are {side} its band"
     return f"{share}, {received:,.1f}/s on average"

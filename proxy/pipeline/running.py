@@ -23,7 +23,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .completion import PIPELINE_CHANGED
 from .graph import PipelineGraph, PipelineSettings
 from .ledger import LEDGER_RECORDS, TopicRange
-from .nodes import FLOW_RECORDS, Source, Stage
+from .nodes import FLOW_RECORDS, SourceProducer, Stage
 from .running_pipeline import RunningPipeline
 
 TICK_S = 0.5
@@ -96,7 +96,7 @@ class RunningPipelines:
         """By name; for reading."""
         self.stages: dict[str, Stage] = {}
         """By the queries and client ids that are these stages; for reading."""
-        self._sources: dict[str, list[Source]] = {}
+        self._sources: dict[str, list[SourceProducer]] = {}
         """By client id."""
         self._ends: dict[TopicPartition, int] = {}
         """The log end of each partition that was known at the last tick."""

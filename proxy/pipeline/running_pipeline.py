@@ -46,9 +46,9 @@ from .graph import Node, PipelineGraph, find_permanent_holds
 from .ledger import MAX_OFFSET, TopicRange
 from .nodes import (
     FLOW_RECORDS,
-    RateChange,
     RateChangeRequest,
-    Source,
+    RateDirection,
+    SourceProducer,
     Stage,
     lowered_rates,
     raised_rates,
@@ -86,10 +86,10 @@ class RunningPipeline:
     ) -> None:
         self.name = graph.settings.name
         self.unwritten = unwritten
-        self.nodes: Mapping[str, Stage | Source] = {}
+        self.nodes: Mapping[str, Stage | SourceProducer] = {}
         """What can be held, by name."""
         self.stages: Mapping[str, Stage] = {}
-        self.sources: Mapping[str, Source] = {}
+        self.sources: Mapping[str, SourceProducer] = {}
         self.events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._registry, self._queries_of, self._quotas = registry, backpressure.of_client, quotas
         self.completion = CompletionTracker(
@@ -273,7 +273,7 @@ class RunningPipeline:
         }
         # Measured whether they are held or not: a reload may have them held.
         self.sources = {
-            each.name: self.sources.get(each.name) or Source(each, self.name)
+            each.name: self.sources.get(each.name) or SourceProducer(each, self.name)
             for each in settings.sources
         }
         self.nodes = {**self.stages, **(self.sources if settings.hold_producers else {})}
@@ -314,7 +314,7 @@ class RunningPipeline:
             for node in map(controllers.get, self.graph.upstream[name])
             if node is not None
         ]
-        if request.direction is RateChange.DECREASE:
+        if request.direction is RateDirection.DECREASE:
             more, rates = "less", lowered_rates(upstream, min(own_rate, processing_rate))
             if request.is_of_lag:
                 # Stages are not let plan more than there is room for; sources cannot be stopped.
@@ -393,7 +393,7 @@ class RunningPipeline:
         for source in self.sources.values():
             self._hold_source(source, source.state.rate, now_ms)
 
-    def _hold_source(self, source: Source, rate: float | None, now_ms: float) -> None:
+    def _hold_source(self, source: SourceProducer, rate: float | None, now_ms: float) -> None:
         """Hold a source to a rate, by all rules that its clients have; None: not."""
         name, quotas = source.name, self._quotas
         if rate is None or source.record_bytes is None:

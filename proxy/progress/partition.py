@@ -269,7 +269,7 @@ class PartitionProgress:
     def complete(
         self, read: BatchRange, run_id: str, gap: SkipReason | None, now_ms: float, now_s: float
     ) -> None:
-        """Record what a batch completed; `check_range` has refused what cannot be.
+        """Record what a batch completed; `check_reported_range` has refused what cannot be.
 
         `gap`: why offsets between those completed and the batch are skipped, if there are any;
         None when batches whose reports were lost completed them. `now_s`: of the Unix epoch.
@@ -387,7 +387,7 @@ class PartitionProgress:
         self._changes.add_event(kind, self.key, text, now_ms)
 
 
-def check_range(
+def check_reported_range(
     key: TopicPartition,
     read: BatchRange,
     partition: PartitionProgress | None,

@@ -18,7 +18,7 @@ _TOPIC_ID = re.compile("[0-9a-f]{32}")
 Int32 = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
 
-class ProgressRecord(BaseModel):
+class PartitionProgressRecord(BaseModel):
     """What a record says."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
@@ -42,14 +42,14 @@ class ProgressRecord(BaseModel):
     """When it was reported, in seconds of the Unix epoch."""
 
 
-ReadRecords: TypeAlias = dict[str, ProgressRecord | str]
+ReadRecords: TypeAlias = dict[str, PartitionProgressRecord | str]
 """By key what a record says, or why it could not be read."""
 
-FORMAT = RecordFormat("progress", 1, ProgressRecord)
+FORMAT = RecordFormat("progress", 1, PartitionProgressRecord)
 """Keys are `progress/CLIENT_ID/TOPIC/PARTITION`: who has the client has its records."""
 
 
-def read_records(records: Iterable[Record]) -> ReadRecords:
+def read_progress_records(records: Iterable[Record]) -> ReadRecords:
     """Read records; some 20 µs each."""
     read: ReadRecords = {}
     for record in records:
@@ -60,7 +60,7 @@ def read_records(records: Iterable[Record]) -> ReadRecords:
     return read
 
 
-def _read(record: Record) -> ProgressRecord:
+def _read(record: Record) -> PartitionProgressRecord:
     """Read a record. Raises ValueError with what is wrong with it.
 
     Earlier programs wrote the label in the place of the client id.

@@ -15,7 +15,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .events import ChangeLog, OnEvent, ProgressEvent, ProgressEventKind
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
-from .progress_records import FORMAT, ProgressRecord
+from .progress_records import FORMAT, PartitionProgressRecord
 from .report import (
     OWN_ID,
     BatchRange,
@@ -96,14 +96,14 @@ class ProgressSettings:
 
 
 @dataclass(slots=True)
-class PartitionRoom:
+class PartitionCapacity:
     """How many more partitions may be followed of the queries that are not configured."""
 
     left: int = MAX_OTHER_PARTITIONS
 
 
 @dataclass(slots=True)
-class CommitState:
+class GroupCommitStatus:
     """How committing to a query's group goes: when it last did, and why it failed since, if so."""
 
     last_ms: float | None = None
@@ -114,7 +114,7 @@ class CommitState:
     """Partitions whose completed offset may have changed."""
 
 
-class RunState(StrEnum):
+class QueryState(StrEnum):
     """What a query is doing."""
 
     RUNNING = "running"
@@ -145,13 +145,13 @@ class FollowedQuery(ChangeLog):
         client_id: str,
         on_event: OnEvent,
         changed: Callable[["FollowedQuery", TopicPartition], None],
-        room: PartitionRoom | None = None,
+        room: PartitionCapacity | None = None,
     ) -> None:
         super().__init__(client_id, on_event, partial(changed, self))
-        self._room = room or PartitionRoom()
+        self._room = room or PartitionCapacity()
         self.client_id = client_id
         self.settings: QuerySettings | None = None
-        self.commit = CommitState()
+        self.commit = GroupCommitStatus()
         self.reported_name: str | None = None
         self.query_id: str | None = None
         """Of the checkpoint: who reads with the client id."""
@@ -254,13 +254,13 @@ class FollowedQuery(ChangeLog):
         read_ms = self.last_read_ms
         return read_ms is not None and now_ms - read_ms < LIVE_MS
 
-    def state(self, now_ms: float) -> RunState:
+    def state(self, now_ms: float) -> QueryState:
         """Return what it is doing."""
         if self.ended:
-            return RunState.FAILED if self.has_failed else RunState.ENDED
+            return QueryState.FAILED if self.has_failed else QueryState.ENDED
         if not self.is_live(now_ms):
-            return RunState.SILENT
-        return RunState.IDLE if self.idle else RunState.RUNNING
+            return QueryState.SILENT
+        return QueryState.IDLE if self.idle else QueryState.RUNNING
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Record a log end that a client of the query has looked up."""
@@ -317,12 +317,12 @@ class FollowedQuery(ChangeLog):
         }
         return FORMAT.record((self.client_id, *key), value)
 
-    def begin_with(self, entry: ProgressRecord) -> None:
+    def begin_with(self, entry: PartitionProgressRecord) -> None:
         """Begin with the query that the latest of its records is of."""
         self.query_id = self.progress_id = entry.query_id
         self.run_id, self.reported_name = entry.run_id, entry.name
 
-    def restore(self, entry: ProgressRecord, now_ms: float) -> str | None:
+    def restore(self, entry: PartitionProgressRecord, now_ms: float) -> str | None:
         """Restore a partition from its record; return why that can't be, if so."""
         if entry.query_id != self.query_id:
             return f"it is of query {entry.query_id}, {entry.label!r} is {self.query_id} now"

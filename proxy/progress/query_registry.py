@@ -18,25 +18,25 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .events import OnEvent, ProgressEventKind
 from .log_offsets import max_end_age_ms
-from .partition import PartitionProgress, check_range
-from .progress_records import FORMAT, ProgressRecord, ReadRecords
+from .partition import PartitionProgress, check_reported_range
+from .progress_records import FORMAT, PartitionProgressRecord, ReadRecords
 from .query import (
     LIVE_MS,
     MAX_ERROR_SHOWN,
     MAX_PARTITIONS,
     STUCK_AFTER_MS,
     AcceptedReport,
-    CommitState,
     FollowedQuery,
-    PartitionRoom,
+    GroupCommitStatus,
+    PartitionCapacity,
     ProgressSettings,
 )
 from .report import (
     ALL_QUERIES,
     THIS_PROXY,
-    QueryScope,
     RefusalReason,
     Report,
+    ReportableQueries,
     ReportRefused,
     ReportSequence,
 )
@@ -92,7 +92,7 @@ class QueryRegistry:
         """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
         self._senders: dict[str, ReportSequence] = {}
         """By id, those that reported; the one that did last is last."""
-        self._room = PartitionRoom(settings.max_other_partitions)
+        self._room = PartitionCapacity(settings.max_other_partitions)
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
         """Of the partitions that the cluster is asked for; those since gone are still there."""
         self.generation = 0
@@ -160,7 +160,7 @@ class QueryRegistry:
         for query in sorted(self.queries, key=lambda query: query.settings is None):
             self.relabel(query)
             if query.commit_group != groups.get(query):
-                query.commit = CommitState()  # nothing is known of what the group has
+                query.commit = GroupCommitStatus()  # nothing is known of what the group has
                 for key, partition in query.partitions.items():
                     partition.group_offset = None
                     self._commit_later(query, key)
@@ -301,7 +301,7 @@ class QueryRegistry:
         now_ms: float,
         now_s: float,
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
-        scope: QueryScope = ALL_QUERIES,
+        scope: ReportableQueries = ALL_QUERIES,
     ) -> Generator[bool, None, AcceptedReport]:
         """Check a report completely, then apply it, step by step: it may be long.
 
@@ -326,7 +326,7 @@ class QueryRegistry:
                 self._check(report, client_id, query, scope, now_ms)
                 known = query.partitions if query is not None else {}
                 for key, read in checked.items():
-                    check_range(key, read, known.get(key), ends.get(key), report.run_id)
+                    check_reported_range(key, read, known.get(key), ends.get(key), report.run_id)
                     if may_wait:
                         yield False
         except ReportRefused as error:
@@ -384,7 +384,9 @@ class QueryRegistry:
         name = report.name or ""
         return report.client_id or self.clients.get(name, name)
 
-    def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> FollowedQuery | None:
+    def _movable(
+        self, report: Report, scope: ReportableQueries, now_ms: float
+    ) -> FollowedQuery | None:
         """Return what is known of the query, if it read with another client id in another run."""
         for query in self.queries:
             names = query.client_id, query.reported_name or query.client_id
@@ -398,7 +400,7 @@ class QueryRegistry:
         report: Report,
         client_id: str,
         query: FollowedQuery | None,
-        scope: QueryScope,
+        scope: ReportableQueries,
         now_ms: float,
     ) -> None:
         """Check all but the ranges of the batch. Raises ReportRefused."""
@@ -571,7 +573,7 @@ class QueryRegistry:
         """
         refused = {key: said for key, said in read.items() if isinstance(said, str)}
         entries = [(key, said) for key, said in read.items() if not isinstance(said, str)]
-        by_client: dict[str, list[tuple[str, ProgressRecord]]] = {}
+        by_client: dict[str, list[tuple[str, PartitionProgressRecord]]] = {}
         """Each with what was reported last first, and so the clients."""
         for key, entry in sorted(entries, key=lambda item: -item[1].at_s):
             client_id = self.client_of_record(entry.label, entry.client_id)

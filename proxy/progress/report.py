@@ -99,7 +99,7 @@ class ReportRefused(Exception):  # noqa: N818 - named for what happened
 
 
 @dataclass(frozen=True, slots=True)
-class QueryScope:
+class ReportableQueries:
     """The queries with names and client ids that a pattern matches; without patterns all."""
 
     patterns: tuple[str, ...] | None = None
@@ -122,7 +122,7 @@ class QueryScope:
                 raise ReportRefused(RefusalReason.NOT_ALLOWED, text, _OTHER_TOKEN)
 
 
-ALL_QUERIES = QueryScope()
+ALL_QUERIES = ReportableQueries()
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
-class FetchedLogs:
+class FetchedLogOffsets:
     """The logs of the partitions that the latest Fetch response on a connection gave records of.
 
     Spark's executors look up the earliest and the latest offset after each poll, only to tell lost
@@ -118,7 +118,7 @@ class QueryReader:
         self._query = query
         self._node_id = node_id
         self._cursors: dict[str, dict[int, ReadCursor]] = {}
-        self.fetched_logs = FetchedLogs()
+        self.fetched_logs = FetchedLogOffsets()
         self.size = 0
         """How many partitions are known."""
 

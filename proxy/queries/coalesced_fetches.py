@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from proxy.progress.tracker import NOTHING, FetchedLogs, FetchExchange
+from proxy.progress.tracker import NOTHING, FetchedLogOffsets, FetchExchange
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.wire.fetch import FetchedPartition, TopicKey
 from proxy.wire.fetch_response import MAX_UNSHOWN
@@ -12,7 +12,7 @@ ROW_BYTES = 256
 """About what a FetchedPartition takes."""
 
 
-class FetchCoalescer:
+class CoalescedFetchRecorder:
     """Those of one connection that wait to be recorded."""
 
     __slots__ = ("_answered", "_asked", "_unshown")
@@ -20,12 +20,12 @@ class FetchCoalescer:
     def __init__(self, unshown: InterceptQueue) -> None:
         """`unshown` has them recorded soon."""
         self._unshown = unshown
-        self._answered: CoalescedFetch | None = None
+        self._answered: UnrecordedFetch | None = None
         """The last one, with all those that it stands for."""
-        self._asked: CoalescedFetch | None = None
+        self._asked: UnrecordedFetch | None = None
         """Reads on from there, and has no response yet."""
 
-    def asked(self, fetch: "CoalescedFetch") -> None:
+    def asked(self, fetch: "UnrecordedFetch") -> None:
         """Record a request that was sent on; later if it reads on from what waits."""
         if self._answered is not None and self._asked is None and fetch.goes_on(self._answered):
             self._asked = fetch
@@ -33,7 +33,7 @@ class FetchCoalescer:
             self.record()
             fetch.asked(fetch.sent_ms)
 
-    def answered(self, fetch: "CoalescedFetch") -> None:
+    def answered(self, fetch: "UnrecordedFetch") -> None:
         """Record a response, soon."""
         before = self._answered
         if before is not None and fetch is self._asked:
@@ -55,24 +55,24 @@ class FetchCoalescer:
         if asked is not None:
             asked.asked(asked.sent_ms)
 
-    def _keep(self, answered: "CoalescedFetch | None") -> None:
+    def _keep(self, answered: "UnrecordedFetch | None") -> None:
         new, old = (0 if each is None else each.rows for each in (answered, self._answered))
         self._unshown.cells[0] += ROW_BYTES * (new - old)
         self._answered = answered
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class CoalescedFetch(FetchExchange):
+class UnrecordedFetch(FetchExchange):
     """A Fetch, and what its response says until that is recorded."""
 
     sent_ms: float
-    run: FetchCoalescer
-    logs: FetchedLogs | None = None
+    run: CoalescedFetchRecorder
+    logs: FetchedLogOffsets | None = None
     """Gets the response at once, for look-ups that are answered from it."""
     answers: list[tuple[TopicKey, Sequence[FetchedPartition]]] = field(default_factory=list)
     rows: int = 0
     """How many partitions these are."""
-    first: "CoalescedFetch | None" = None
+    first: "UnrecordedFetch | None" = None
     """Stands for all before it that read on from one another: what it asked for, and the last
     response."""
     is_alone: bool = False
@@ -104,7 +104,7 @@ class CoalescedFetch(FetchExchange):
         else:
             self.run.answered(self)
 
-    def goes_on(self, before: "CoalescedFetch") -> bool:
+    def goes_on(self, before: "UnrecordedFetch") -> bool:
         """Return whether it asks just for what is behind all that another one was given.
 
         For all that the other one asked for, and got: then nothing else is to be known of that.
@@ -125,7 +125,7 @@ class CoalescedFetch(FetchExchange):
                     return False
         return True
 
-    def stand_for(self, before: "CoalescedFetch") -> None:
+    def stand_for(self, before: "UnrecordedFetch") -> None:
         """Have another one, from which it goes on, recorded with it, and what that stands for."""
         first, before.first = before.first, None
         if first is not None:

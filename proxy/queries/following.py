@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from proxy.backpressure.backpressure import Backpressure, OffsetLookups, QueryBackpressure
+from proxy.backpressure.backpressure import Backpressure, ConnectionLookups, QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import QueryReader
-from proxy.queries.coalesced_fetches import CoalescedFetch, FetchCoalescer
+from proxy.queries.coalesced_fetches import CoalescedFetchRecorder, UnrecordedFetch
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.intercept_queue import InterceptQueue
-from proxy.relay.interceptor import InterceptedRequest, RedirectToOwner
+from proxy.relay.interceptor import InterceptedRequest, NotOwnerError
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import NO_OFFSET, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
@@ -72,7 +72,7 @@ class RedirectedDrivers:
 
 
 @dataclass(frozen=True, slots=True)
-class FollowingContext:
+class FollowedClientServices:
     """What the followed clients have in common."""
 
     registry: QueryRegistry
@@ -95,7 +95,7 @@ class FollowingContext:
 class FollowedClient:
     """A client on one connection: what it reads for a query, what it writes, both or neither."""
 
-    _all: FollowingContext
+    _all: FollowedClientServices
     _identity: ClientIdentity
     _node_id: int | None
     _generation: int = -1
@@ -106,18 +106,18 @@ class FollowedClient:
     _fetches: bool = False
     """Whether a visitor has fetched: it is no driver's then."""
     reader: QueryReader | None = None
-    lookups: OffsetLookups | None = None
+    lookups: ConnectionLookups | None = None
     """Like `reader`, None as long as the client reads for no query: for `lookups.query`."""
     _looked_up_first: bool = False
     """Whether it looked up offsets before it fetched, or maybe did. Streaming executors never do:
     their batches are planned. A batch query's do, to find out what to read."""
     pressure: QueryBackpressure | None = None
     """On its query; None when no adaptive rule bounds the client."""
-    run: FetchCoalescer = field(init=False)
+    run: CoalescedFetchRecorder = field(init=False)
     """Its Fetches that wait to be recorded."""
 
     def __post_init__(self) -> None:
-        self.run = FetchCoalescer(self._all.unshown)
+        self.run = CoalescedFetchRecorder(self._all.unshown)
 
     @property
     def client_id(self) -> str:
@@ -171,13 +171,13 @@ class FollowedClient:
         return _InterceptedLookup(ask, lookups, self._all.unshown.showing(), turns, self, pipelines)
 
     def check_here(self, ask: LookupRequest, now_ms: float) -> None:
-        """Raise RedirectToOwner for the look-up of a driver that another member owns."""
+        """Raise NotOwnerError for the look-up of a driver that another member owns."""
         every = self._all
         is_here = every.registry.owns.client(self.client_id)
         if is_here or not every.backpressure.is_adaptive(self._identity):
             return
         if every.visits.sends_on(self.client_id, ask, now_ms):
-            raise RedirectToOwner
+            raise NotOwnerError
 
     def answers_lookups(self, now_ms: float) -> bool:
         """Return whether look-ups are answered here: of executors of a streaming query that lives.
@@ -226,11 +226,11 @@ class FollowedClient:
         self.reader = self.lookups = None
         if query is not None:
             self.reader = QueryReader(query, self._node_id)
-            self.lookups = OffsetLookups(query, self.pressure, now_ms)
+            self.lookups = ConnectionLookups(query, self.pressure, now_ms)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _InterceptedFetch(CoalescedFetch, InterceptedRequest):
+class _InterceptedFetch(UnrecordedFetch, InterceptedRequest):
     client: FollowedClient
 
     takes_whole = False
@@ -268,7 +268,7 @@ class _AnsweredLookup(InterceptedRequest):
 @dataclass(slots=True, eq=False)
 class _InterceptedLookup(InterceptedRequest):
     ask: LookupRequest
-    lookups: OffsetLookups
+    lookups: ConnectionLookups
     show_fetched: Iterator[None]
     """See InterceptQueue; not begun where `turns` is None."""
     turns: ReportScheduler | None

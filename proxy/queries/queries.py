@@ -15,7 +15,7 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.exposition import MetricTableCollector
 from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
-from proxy.backpressure.query_advice import OUTSIDE, advise
+from proxy.backpressure.query_advice import OUTSIDE, update_query_advice
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
@@ -28,10 +28,10 @@ from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import FollowedQuery, ProgressSettings
 from proxy.progress.query_registry import Ownership, QueryRegistry
-from proxy.progress.report import QueryScope, Report, ReportRefused, parse_report
+from proxy.progress.report import Report, ReportableQueries, ReportRefused, parse_report
 from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import FollowingContext
+from proxy.queries.following import FollowedClientServices
 from proxy.queries.record_owner import OwnedDifference, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
@@ -88,7 +88,7 @@ class Queries:
     are, `assign` and `revoke` what has changed. Of what another member owns nothing is known here.
 
     `knows_client` returns whether a client id has connected lately; `metrics` gets collectors. For
-    `unshown` see FollowingContext.
+    `unshown` see FollowedClientServices.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Queries:
         self._names_looked_up = asyncio.Event()
         self._slices = TimeSlicer()
         self._turns = ReportScheduler(self._slices)
-        self.following = FollowingContext(
+        self.following = FollowedClientServices(
             *(self.registry, self.backpressure, self._names, quotas, self.running, self._turns),
             unshown,
         )
@@ -242,7 +242,7 @@ class Queries:
         await self._write()
         self._store = None
 
-    async def accept(self, raw: bytes, scope: QueryScope) -> Document:
+    async def accept(self, raw: bytes, scope: ReportableQueries) -> Document:
         """Record a report on a query of a scope; return what came of it. Raises ReportRefused."""
         try:
             is_short = len(raw) <= PARSED_HERE_BYTES
@@ -279,7 +279,7 @@ class Queries:
                 self._parse_from_ms = clock_ms() + LONG_REST * (clock_ms() - began_ms)
 
     def _accepting(
-        self, report: Report, ends: Mapping[TopicPartition, int], scope: QueryScope
+        self, report: Report, ends: Mapping[TopicPartition, int], scope: ReportableQueries
     ) -> Generator[bool, None, Document]:
         """Apply a report; return what came of it. See QueryRegistry.accepting."""
         now_ms = clock_ms()
@@ -320,7 +320,9 @@ class Queries:
             return
         query.advised_by = basis
         is_followed = query.settings is not None or self.running.follows(query.client_id)
-        advise(query, table, rule, is_followed=is_followed, knows_client=knows, now_ms=now_ms)
+        update_query_advice(
+            query, table, rule, is_followed=is_followed, knows_client=knows, now_ms=now_ms
+        )
 
     async def _await_names(self) -> None:
         """Wait until each topic of which only the id is known was looked up once.

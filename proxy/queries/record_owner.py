@@ -7,7 +7,7 @@ from proxy.backpressure import backpressure_record
 from proxy.pipeline.ledger import LEDGER_RECORDS
 from proxy.pipeline.nodes import FLOW_RECORDS
 from proxy.progress.progress_records import FORMAT as PROGRESS
-from proxy.progress.progress_records import ReadRecords, read_records
+from proxy.progress.progress_records import ReadRecords, read_progress_records
 from proxy.progress.query_registry import Ownership
 from proxy.state import Record, Store
 from proxy.state.state_records import key_parts
@@ -58,7 +58,7 @@ def read_owned(
     the client that their key names. Raises StateError.
     """
     mine: ReadRecords = {}
-    for key, said in read_records(store.items(PROGRESS.prefix)).items():
+    for key, said in read_progress_records(store.items(PROGRESS.prefix)).items():
         client_id = key_parts(key)[1]
         if not isinstance(said, str):
             client_id = client_of(said.label, said.client_id)

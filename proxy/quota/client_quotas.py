@@ -15,8 +15,8 @@ from .entities import (
     QuotaKind,
 )
 from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, Gate, GateWaiter, InFlightFetch
-from .meter import ByteLease, GateLevel, Meter, sensor_name
-from .meters import Meters, ThrottleTime
+from .meter import ByteLease, GateHop, Meter, sensor_name
+from .meters import Meters, ThrottleDecision
 from .rules import RuleMatch
 from .turns import TURN_BYTES, TurnNode, TurnPath
 
@@ -83,7 +83,7 @@ class ClientQuotas:
         """Whether a rule bounds any of the client's traffic."""
         return bool(self._matches_in_force() or self.topic_kinds)
 
-    def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
+    def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleDecision | None:
         """Record traffic; return how to hold the response that it belongs to, None to let it go.
 
         Call it once for each response, also when that will not be held. `value` is bytes, or for
@@ -135,7 +135,7 @@ class ClientQuotas:
             if each.kind is kind and each.entity.startswith(starts) and each.rule.is_by_topic
         ]
 
-    def charge_at(self, meter: Meter, value: float, now_ms: float) -> ThrottleTime | None:
+    def charge_at(self, meter: Meter, value: float, now_ms: float) -> ThrottleDecision | None:
         """Record traffic, as `charge`, at a sensor that `topic_meter` has returned."""
         longest_ms, longest = 0.0, meter
         for each in meter.charged:
@@ -286,7 +286,7 @@ class ClientQuotas:
 
     def expect_at(
         self,
-        level: GateLevel,
+        level: GateHop,
         sizes: FetchSizes,
         granted_bytes: int,
         now_ms: float,
@@ -314,7 +314,7 @@ class ClientQuotas:
 
     def most_at(
         self,
-        levels: Iterable[GateLevel],
+        levels: Iterable[GateHop],
         asked_bytes: int,
         sizes: FetchSizes,
         now_ms: float,
@@ -333,16 +333,18 @@ class ClientQuotas:
                 granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
         return granted_bytes
 
-    def owed_at(self, meter: Meter, now_ms: float) -> ThrottleTime | None:
+    def owed_at(self, meter: Meter, now_ms: float) -> ThrottleDecision | None:
         """Return how to hold a response for what a sensor owes already, None to let it go."""
         owed_ms = min(meter.owed_ms(now_ms), meter.longest_hold_ms)
         return self._throttle_time(meter, owed_ms, now_ms) if meter.is_enforced else None
 
-    def _throttle_time(self, meter: Meter, hold_ms: float, now_ms: float) -> ThrottleTime | None:
+    def _throttle_time(
+        self, meter: Meter, hold_ms: float, now_ms: float
+    ) -> ThrottleDecision | None:
         delay_ms = round(min(hold_ms, self.longest_hold_ms))
         if not delay_ms:
             return None
-        return ThrottleTime(now_ms + delay_ms, delay_ms, meter)
+        return ThrottleDecision(now_ms + delay_ms, delay_ms, meter)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""

@@ -81,7 +81,7 @@ def yaml_key(name: str) -> str:
 ONLY_KNOWN_KEYS: Final = ConfigDict(extra="forbid", alias_generator=yaml_key)
 
 
-class Settings:
+class SettingsBase:
     """A mapping of the file, as a frozen dataclass: its keys are all known, its values agree."""
 
     __slots__ = ()
@@ -98,7 +98,7 @@ class Settings:
         return iter(())
 
 
-class ConfigSection(Settings, BaseModel):
+class ConfigSection(SettingsBase, BaseModel):
     """A section that is a model."""
 
     model_config = ConfigDict(frozen=True, **ONLY_KNOWN_KEYS)
@@ -107,7 +107,7 @@ class ConfigSection(Settings, BaseModel):
 def fields_of(section: Any) -> dict[str, FieldInfo] | None:
     """Return the fields of a class of sections by name; None: it is no section."""
     fields: dict[str, FieldInfo] | None = getattr(section, "__pydantic_fields__", None)
-    is_dataclass = isinstance(section, type) and issubclass(section, Settings)
+    is_dataclass = isinstance(section, type) and issubclass(section, SettingsBase)
     return _fields_of_dataclass(section) if fields is None and is_dataclass else fields
 
 
@@ -123,7 +123,7 @@ def keys_of_section(section: object) -> dict[str, FieldInfo]:
     return {field.alias or yaml_key(name): field for name, field in fields.items()}
 
 
-def required_field(text: str) -> Any:
+def required_with_example(text: str) -> Any:
     """Return what a field is that the file must have, with an example of its line."""
     return Field(examples=[text])
 
@@ -184,7 +184,7 @@ def not_empty(message: str, fix: str) -> WrapValidator:
     return rejecting(().__eq__, message, fix)
 
 
-def whole_number_from(low: int, high: int, word: str | None = None) -> BeforeValidator:
+def whole_number_validator(low: int, high: int, word: str | None = None) -> BeforeValidator:
     """Return a validator of a whole number, or of a word that may stand for it."""
     fix = f"write a whole number from {low} to {high}" + (f", or {word}" if word else "")
     wrong = f"neither a whole number nor {word}" if word else "not a whole number"
@@ -229,8 +229,8 @@ BatchInterval = Annotated[
     Milliseconds, rejecting(MIN_INTERVAL_MS.__gt__, _TOO_SHORT, _INTERVAL_FIX)
 ]
 """Milliseconds, at least `MIN_INTERVAL_MS`."""
-Count = Annotated[int, whole_number_from(1, MAX_COUNT)]
-Samples = Annotated[int, whole_number_from(2, MAX_WINDOW_SAMPLES)]
+Count = Annotated[int, whole_number_validator(1, MAX_COUNT)]
+Samples = Annotated[int, whole_number_validator(2, MAX_WINDOW_SAMPLES)]
 RecordRate = Annotated[float, _number("a rate", _RATE_FIX)]
 """Records per second, above 0."""
 RecordRateOrZero = Annotated[float, _number("a rate", f"{_RATE_FIX}, or 0", zero=True)]

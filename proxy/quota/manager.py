@@ -17,7 +17,7 @@ from .client_quotas import ClientQuotas
 from .entities import ClientIdentity, QuotaKind
 from .meter import Meter, sensor_name
 from .meters import Clock, Meters
-from .rules import QuotaSettings
+from .rules import QuotaManagerSettings
 
 MAX_PENDING = 10_000
 """Sensors not there yet that owe something: as many as clients have sensors by default."""
@@ -55,7 +55,7 @@ class QuotaManager(Meters):
     owe; elsewhere no less is owed then.
     """
 
-    def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
+    def __init__(self, settings: QuotaManagerSettings, instruments: Instruments) -> None:
         super().__init__(settings)
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
         self._settled = self.generation

@@ -11,7 +11,7 @@ from metrics.clock import MS_PER_SECOND
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from .gate import BUDGET_GRANT_MS, Gate
 from .pacer import MAX_CARRY_MS, Pacer, throttle_time_ms
-from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
+from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaManagerSettings, Rule
 from .turns import TurnNode, TurnPath
 from .values import MAX_SIZE_BYTES
 
@@ -49,7 +49,7 @@ ACTIVE_MS = 2_000.0
 """A client that moved nothing for so long, and waits for nothing, has no share of its budget."""
 
 
-class GateLevel(NamedTuple):
+class GateHop(NamedTuple):
     """A gate that a client's requests pass: of its own sensor, or of a budget that it is in."""
 
     meter: "Meter"
@@ -157,7 +157,7 @@ class Meter(Sensor):
     """The last client that began to use it."""
     charged: tuple["Meter", ...] = ()
     """Itself, and the sensors of the budgets that it is in, the outermost last."""
-    levels: tuple[GateLevel, ...] = ()
+    levels: tuple[GateHop, ...] = ()
     """The gates that a request passes, one after the other."""
     is_measured_only: bool = False
     """Whether it has no bound but that of its budget, whose sensor holds its clients."""
@@ -186,7 +186,7 @@ class Meter(Sensor):
     def follow(
         self,
         rule: Rule,
-        settings: QuotaSettings,
+        settings: QuotaManagerSettings,
         generation: int,
         now_ms: float,
         *,
@@ -242,7 +242,7 @@ class Meter(Sensor):
             or (budget.rule.enforce and budget.rule.ceilings[kind] <= rule.bounds[kind])
         )
         self.charged = (self,)
-        own = GateLevel(self, tells_clients=not self.is_of_one_client)
+        own = GateHop(self, tells_clients=not self.is_of_one_client)
         self.levels = (own,) if self.is_enforced and not self.is_measured_only else ()
         if self.budget is not None:
             self.budget.sharers.pop(self.name, None)
@@ -257,7 +257,7 @@ class Meter(Sensor):
             each for each in budget.charged if self.is_enforced or not each.is_enforced
         )
         self.levels += tuple(
-            GateLevel(level.meter, (*level.path, step), own.tells_clients)
+            GateHop(level.meter, (*level.path, step), own.tells_clients)
             for level in budget.levels
             if self.is_enforced and level.meter.is_enforced
         )

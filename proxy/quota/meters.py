@@ -9,7 +9,7 @@ from metrics.exposition import MetricRows, MetricTable
 
 from .entities import ClientIdentity, QuotaKind
 from .meter import AdaptedBound, ByteLease, Meter, sensor_name
-from .rules import QuotaSettings, Rule, RuleMatch, RuleTable
+from .rules import QuotaManagerSettings, Rule, RuleMatch, RuleTable
 
 OF_SENSORS = MetricTable(
     ("quota_entity", "quota"),
@@ -64,7 +64,7 @@ other addresses theirs."""
 
 
 @dataclass(frozen=True, slots=True)
-class ThrottleTime:
+class ThrottleDecision:
     """A response that must be held."""
 
     due_ms: float
@@ -74,7 +74,7 @@ class ThrottleTime:
     """The sensor whose bound it is held for."""
 
 
-def longest_throttle(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
+def longest_throttle(charges: Iterable[ThrottleDecision | None]) -> ThrottleDecision | None:
     """Return the charge with the latest due time: quotas never add up. None if none holds."""
     holding = (charge for charge in charges if charge is not None)
     return max(holding, key=lambda charge: charge.due_ms, default=None)
@@ -89,7 +89,7 @@ class Meters:
     together, never unmetered. So do those of an address that has more than its part of the places.
     """
 
-    def __init__(self, settings: QuotaSettings) -> None:
+    def __init__(self, settings: QuotaManagerSettings) -> None:
         self.by_name: dict[str, Meter] = {}
         """All of them by `sensor_name`; they expire only through `expiring`."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
@@ -129,7 +129,7 @@ class Meters:
         """Called after each update: what waits for a quota may go sooner, or at once."""
         self.update(settings)
 
-    def update(self, settings: QuotaSettings, table: RuleTable | None = None) -> None:
+    def update(self, settings: QuotaManagerSettings, table: RuleTable | None = None) -> None:
         """Put other rules in force, `table` being theirs if it is made; what was measured stays."""
         for lease in self._lent.values():
             lease.end()
@@ -200,7 +200,7 @@ class Meters:
                 meter.take_back(now_ms)
         return bool(self._lent)
 
-    def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
+    def held(self, charge: ThrottleDecision, hold_ms: float, now_ms: float) -> None:
         """Record that a response is really held for a charge, beginning now; once for each.
 
         A hold that is cut short counts in full, and none where the sensor has gone meanwhile.

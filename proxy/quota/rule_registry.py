@@ -14,7 +14,15 @@ from proxy.state import Json, Record, StateError, Store
 
 from .entities import QuotaKind
 from .manager import QuotaManager
-from .rules import ALL_CLIENTS, Budget, QuotaPause, QuotaSettings, Rule, RuleTable, pause_name
+from .rules import (
+    ALL_CLIENTS,
+    Budget,
+    QuotaManagerSettings,
+    QuotaPause,
+    Rule,
+    RuleTable,
+    quota_pause_name,
+)
 from .scheduled_rules import ScheduledSettings, budgets_of
 from .validation import BUDGET_KEY, check_rule_keys, finite_or_none, format_selector, parse_selector
 from .values import BadValueError
@@ -75,7 +83,7 @@ class ComposedRules:
     """Those of the file, each with the rates that an override gives it."""
     in_force: Mapping[str, RuleEntry]
     """By the selectors of their rules and budgets."""
-    settings: QuotaSettings
+    settings: QuotaManagerSettings
     """With the rules in force."""
     table: RuleTable
     """Of the rules in force."""
@@ -84,7 +92,10 @@ class ComposedRules:
 
 
 def compose_rules(
-    settings: QuotaSettings, kafka: Iterable[Rule], kept: Mapping[str, KeptChange], at_s: float
+    settings: QuotaManagerSettings,
+    kafka: Iterable[Rule],
+    kept: Mapping[str, KeptChange],
+    at_s: float,
 ) -> ComposedRules:
     """Return the rules in force at a time, and those that they beat.
 
@@ -132,7 +143,7 @@ def compose_rules(
 
 
 def _budget_entries(
-    settings: QuotaSettings, overrides: Iterable[RuleEntry]
+    settings: QuotaManagerSettings, overrides: Iterable[RuleEntry]
 ) -> dict[str, RuleEntry]:
     """Return the budgets of the file by their names, or the overrides in their place."""
     of_file = budgets_of(settings.rules)
@@ -198,7 +209,7 @@ def make_override(
     return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s, enforce=enforce, until_s=end_s)
 
 
-def change_record(change: KeptChange) -> Record:
+def kept_change_record(change: KeptChange) -> Record:
     """Return what is kept of an override or a pause."""
     if isinstance(change, QuotaPause):
         paused = {"until_s": change.until_s, "by": change.by, "at_s": change.at_s}
@@ -226,7 +237,7 @@ def _read(record: Record, what: str, change_of: Callable[[str, Json], KeptChange
     try:
         record.check_schema(CHANGES_SCHEMA)
         change = change_of(record.key.partition("/")[2], record.value)
-        if change_record(change).key != record.key:
+        if kept_change_record(change).key != record.key:
             raise ValueError("its name is not written as quota-proxy writes it")
     except ValueError as error:
         message = f"the {what} {record.key!r} in the state cannot be read: {error}"
@@ -309,7 +320,7 @@ class RuleRegistry:
         self,
         manager: QuotaManager,
         store: Store,
-        settings: QuotaSettings,
+        settings: QuotaManagerSettings,
         elsewhere: Callable[[Compose], Awaitable[ComposedRules]] = _here,
         writing: Callable[[Callable[[], None]], Awaitable[None]] = _here,
         *,
@@ -339,7 +350,7 @@ class RuleRegistry:
         """
         if isinstance(override.rule, Budget):
             self._check_budget(override.rule)
-        composed = await self._change({change_record(override).key: override})
+        composed = await self._change({kept_change_record(override).key: override})
         return composed.in_force[override.rule.selector]
 
     def _check_budget(self, override: Budget) -> None:
@@ -371,12 +382,12 @@ class RuleRegistry:
         is_new = PAUSES + pause.name not in self._kept
         if is_new and len(_pauses_of(self._kept)) >= MAX_PAUSES:
             raise ValueError(f"there are {MAX_PAUSES} pauses already, and no more are kept")
-        await self._change({change_record(pause).key: pause})
+        await self._change({kept_change_record(pause).key: pause})
 
     async def resume(self, keys: Mapping[str, str] | None = None) -> list[QuotaPause]:
         """End the pause with these keys, or every one; return those in force. Raises as `pause`."""
         pauses = _pauses_of(self._kept)
-        names = [each.name for each in pauses] if keys is None else [pause_name(keys)]
+        names = [each.name for each in pauses] if keys is None else [quota_pause_name(keys)]
         ended = await self._end([PAUSES + name for name in names])
         return [each for each in ended if isinstance(each, QuotaPause)]
 
@@ -404,7 +415,7 @@ class RuleRegistry:
             self._kept = kept
             await self._use()
 
-    async def use_file(self, settings: QuotaSettings) -> None:
+    async def use_file(self, settings: QuotaManagerSettings) -> None:
         """Put in force the configuration's settings and rules."""
         self._settings = settings
         await self._use()
@@ -413,7 +424,7 @@ class RuleRegistry:
         """Keep all in another store, in the place of what that has. Raises StateError."""
         if self.writes:
             gone = [each.key for each in (*store.items(OVERRIDES), *store.items(PAUSES))]
-            records = [change_record(change) for change in self._kept.values()]
+            records = [kept_change_record(change) for change in self._kept.values()]
             await self._writing(partial(store.put_many, records, delete=gone))
         self._store = store
 
@@ -441,7 +452,7 @@ class RuleRegistry:
         if not self.writes:
             what = "overrides and pauses are kept by another member of this proxy"
             raise StateError(what, "send the request again in a second")
-        records = [change_record(change) for change in made.values()]
+        records = [kept_change_record(change) for change in made.values()]
         try:
             await self._writing(partial(self._store.put_many, records, delete=tuple(gone)))
         except StateError:

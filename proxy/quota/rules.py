@@ -17,17 +17,17 @@ from pydantic import StrictBool
 from metrics.exposition import OTHER
 
 from .entities import DEFAULT, ClientIdentity, QuotaKind
-from .fields import Prefix, Settings, Text, Topic, TopicPrefix
+from .fields import Prefix, SettingsBase, Text, Topic, TopicPrefix
 from .schedules import Schedule
 from .validation import (
     CLIENT_KEYS,
     KEYS,
     PREFIX_KEYS,
     check_rule_keys,
-    find_bound_problems,
+    find_bound_conflicts,
     find_key_problems,
     format_selector,
-    parse_bounds,
+    parse_quota_bounds,
     parse_scope,
 )
 from .values import BadValueError
@@ -63,7 +63,7 @@ Named = tuple[str | None, str | None, str | None]
 ALL_TOPICS, EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(-1, 5)
 
 
-def mismatch_of_keys(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
+def client_key_mismatch(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
     """Return which of a rule's keys a client has not, for people; None when it has all."""
     client_id, prefix = identity.client_id or "", keys.get("client-id-prefix", "")
     listener, user = keys.get("listener"), keys.get("user")
@@ -86,7 +86,7 @@ def entity_of(values: Mapping[str, str | None]) -> str:
     return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in known)
 
 
-def pause_name(keys: Mapping[str, str]) -> str:
+def quota_pause_name(keys: Mapping[str, str]) -> str:
     """Return the name of the pause with these keys. Raises ValueError as `check_rule_keys`."""
     if not keys:
         return ALL_CLIENTS
@@ -110,11 +110,11 @@ class QuotaPause:
     @property
     def name(self) -> str:
         """Its selector, or `ALL_CLIENTS`. Raises ValueError for keys that are not of a rule."""
-        return pause_name(self.keys)
+        return quota_pause_name(self.keys)
 
     def fits(self, identity: ClientIdentity) -> bool:
         """Return whether the client has all of its keys."""
-        return mismatch_of_keys(self.keys, identity) is None
+        return client_key_mismatch(self.keys, identity) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class AdaptiveSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuleKeys(Settings):
+class RuleKeys(SettingsBase):
     """Whom a rule is for, whether they have one sensor each or one together, and are held."""
 
     user: Text | None = None
@@ -181,9 +181,9 @@ class RuleKeys(Settings):
         return {each.name: getattr(self, each.name) for each in fields(RuleKeys)}
 
     def find_problems(self, bounds: Collection[str], **has: bool) -> Iterator[BadValueError]:
-        """Yield what is wrong with a rule of these keys; `has` as for `find_bound_problems`."""
+        """Yield what is wrong with a rule of these keys; `has` as for `find_bound_conflicts`."""
         yield from find_key_problems(self.keys)
-        yield from find_bound_problems(self.keys, bounds, shared=self.scope == "shared", **has)
+        yield from find_bound_conflicts(self.keys, bounds, shared=self.scope == "shared", **has)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +214,7 @@ class Rule(RuleKeys):
     def __post_init__(self) -> None:
         try:
             parse_scope(self.scope)
-            bounds = parse_bounds(self.bounds)
+            bounds = parse_quota_bounds(self.bounds)
         except BadValueError as error:
             raise ValueError(f"{self.title}: {error.message}: {error.fix}") from None
         of_budget = self.share.budget.ceilings if self.share else {}
@@ -422,7 +422,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaSettings:
+class QuotaManagerSettings:
     """The rules and how they are measured. The configuration checks the ranges."""
 
     rules: tuple[Rule, ...] = ()
@@ -492,7 +492,7 @@ def _place_of(identity: ClientIdentity, rank: Rank) -> Named | None:
     )
 
 
-def guarantees_of(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
+def budget_guarantees(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
     """Return the budgets of rules, each before those in it, with the sums of their guarantees."""
     found: dict[str, tuple[list[int], Budget, float]] = {}
     for rule in rules:
@@ -522,7 +522,7 @@ class RuleTable:
         self._enforce = enforce
         self.pauses = tuple(pauses)
         self.rules = tuple(sorted(rules, key=lambda rule: (*rule.order, rule.number)))
-        self.budgets = guarantees_of(self.rules)
+        self.budgets = budget_guarantees(self.rules)
         """The budgets that they share, each before those in it, and what it guarantees in all."""
         self._by_kind = {
             kind: tuple(
@@ -606,7 +606,7 @@ class RuleTable:
         """
         considered: list[ConsideredRule] = []
         for kind, rules in self._by_kind.items():
-            reasons = [mismatch_of_keys(rule.keys, identity) for rule in rules]
+            reasons = [client_key_mismatch(rule.keys, identity) for rule in rules]
             mismatches = (
                 (not rules[at].names(identity), at) for at, reason in enumerate(reasons) if reason
             )

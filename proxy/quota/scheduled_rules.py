@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Self
 
 from .entities import QuotaKind
-from .rules import Budget, QuotaSettings, Rule, Share, guarantees_of
+from .rules import Budget, QuotaManagerSettings, Rule, Share, budget_guarantees
 from .schedules import Schedule
 
 
@@ -16,7 +16,7 @@ from .schedules import Schedule
 class ScheduledSettings:
     """Settings at a time."""
 
-    settings: QuotaSettings
+    settings: QuotaManagerSettings
     """With the rules in force, whose budgets have the rates in force."""
     scheduled: dict[str, bool]
     """Of the rules and budgets with a schedule, by their titles, whether a time of theirs is."""
@@ -30,7 +30,7 @@ class ScheduledSettings:
     @classmethod
     def at(
         cls,
-        settings: QuotaSettings,
+        settings: QuotaManagerSettings,
         at_s: float,
         overridden: Mapping[str, Budget] = MappingProxyType({}),
     ) -> Self:
@@ -71,10 +71,10 @@ def budgets_of(rules: Iterable[Rule]) -> dict[str, Budget]:
 
 
 def _in_force(
-    settings: QuotaSettings,
+    settings: QuotaManagerSettings,
     are_in: Mapping[Schedule | None, bool],
     overridden: Mapping[str, Budget],
-) -> QuotaSettings:
+) -> QuotaManagerSettings:
     """Return settings without the rules, budgets and rates that are not in force.
 
     Of rules for the same clients that with a schedule goes first.
@@ -99,7 +99,7 @@ def _in_force(
     for rule in sorted(settings.rules, key=lambda each: each.when is None):
         if are_in[rule.when] and is_bounded(rule):
             chosen.setdefault((*rule.keys, *rule.keys.values()), rule)
-    for each, guaranteed in guarantees_of(chosen.values()):
+    for each, guaranteed in budget_guarantees(chosen.values()):
         budget = known[each.name]
         if is_bounded(budget):
             share = shared(budget.share)

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from proxy.state import JsonDataclass
 
-from .fields import Loc, Settings
+from .fields import Loc, SettingsBase
 from .values import BadValueError, shown
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -75,7 +75,7 @@ def parse_timezone(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule(Settings, JsonDataclass):
+class Schedule(SettingsBase, JsonDataclass):
     """Times of a week by the clock of a time zone; the values are as the functions here read them.
 
     In place of a time that the clock leaves out stands the one at which it goes on. One that comes

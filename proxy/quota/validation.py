@@ -49,7 +49,7 @@ def find_key_problems(keys: Collection[str]) -> Iterator[BadValueError]:
         yield BadValueError("has both topic and topic-prefix", "keep one of the two")
 
 
-def find_bound_problems(
+def find_bound_conflicts(
     keys: Collection[str],
     bounds: Collection[str],
     *,
@@ -156,7 +156,7 @@ def check_rule_keys(keys: Mapping[str, object], known: Collection[str] = RULE_KE
         raise problem
 
 
-def parse_bounds(
+def parse_quota_bounds(
     bounds: Mapping[QuotaKind, object] | Mapping[str, object],
 ) -> dict[QuotaKind, float]:
     """Return bounds, bytes/s or percent. Raises BadValueError if unknown, not finite or not > 0."""

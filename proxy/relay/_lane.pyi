@@ -20,7 +20,7 @@ class Kind:
     also before all of it has come, one that equals the second of a pair of `shapes` under the first
     as mask, none is due, or any one that has come whole. At
     `limit_at`, within `start`, is what a Fetch asks for at most. `rows`, if any, gets a row of
-    `InterceptedFrames` just before a response is sent on; `unshown` is the cell to which the bytes
+    `LaneFrameCopies` just before a response is sent on; `unshown` is the cell to which the bytes
     of its frames are added, and `began()` is called after the first. It must not run a lane. `run`
     is empty, or has the parts of a `FetchRunShape`: what reads on from the last row takes its
     place.

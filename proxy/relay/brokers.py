@@ -45,7 +45,7 @@ _METADATA_VERSION = 1
 _log = get_logger(__name__)
 
 
-class Brokers:
+class BrokerConnector:
     """Connects clients, which log in for themselves, to their brokers, and probes the cluster.
 
     Addresses come from every response that passes, and from the probe where the proxy is logged in,

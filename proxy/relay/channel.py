@@ -115,7 +115,7 @@ class Channel:
             return True
 
 
-class Traffic:
+class ConnectionRates:
     """What one connection has moved, and how fast lately; of TLS the encrypted bytes.
 
     Nothing is counted here: the kernel has counted it already.

@@ -20,12 +20,12 @@ from proxy.quota.connection_quotas import TOO_MANY, ConnectionRejected
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meter import NS_PER_SECOND
-from proxy.relay.channel import Channel, ChannelLost, Traffic
+from proxy.relay.channel import Channel, ChannelLost, ConnectionRates
 from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import SLOW_FRAME_S
-from proxy.relay.interceptor import RedirectToOwner
+from proxy.relay.interceptor import NotOwnerError
 from proxy.relay.lane import Lane
-from proxy.relay.lifecycle import OPEN, LifecycleState, PauseReason
+from proxy.relay.lifecycle import OPEN, PairPhase, ReadPauseReason
 from proxy.relay.listener import ClientOrigin
 from proxy.relay.pair_state import AdvertiseTo, PairState
 from proxy.relay.requests import RequestFlow
@@ -150,7 +150,7 @@ class Connection(PairState):
     ) -> None:
         super().__init__(services, origin, user, advertise)
         self.number = next(services.numbers)
-        self.traffic = Traffic(self.began_ms)
+        self.traffic = ConnectionRates(self.began_ms)
         self.channel = channel
         self.upstream: Channel | None = None
         self._dial = dial
@@ -174,13 +174,13 @@ class Connection(PairState):
 
         An answer that is held goes out when it is due, or when its reaper releases everything.
         """
-        if self.life.state is LifecycleState.OPEN:
-            self.life.move(LifecycleState.DRAINING)
+        if self.life.state is PairPhase.OPEN:
+            self.life.move(PairPhase.DRAINING)
             self.requests.paused = True
             self.shut_lane()
             self._leave_gate()
             self.requests.run()  # what was begun waits no longer
-        elif self.life.state not in (LifecycleState.DRAINING, LifecycleState.LINGERING):
+        elif self.life.state not in (PairPhase.DRAINING, PairPhase.LINGERING):
             self.close("drained")
 
     def check_idle(self, now_s: float, timeout_s: float) -> None:
@@ -193,7 +193,7 @@ class Connection(PairState):
             self.close_abandoned("client lost")
             return
         last = self._last_active
-        if self.life.state is LifecycleState.NEW:
+        if self.life.state is PairPhase.NEW:
             timeout_s = min(timeout_s, FIRST_REQUEST_S)
         if now_s - last < timeout_s or self.responses.delayed.waiting or self.life.is_held_back:
             return
@@ -201,7 +201,7 @@ class Connection(PairState):
             self._reject("client_not_reading", "the client takes no data")
         elif self.requests.sending_blocked or self._answers_due:
             self._upstream_error("timeout", "the broker does not answer")
-        elif self.life.state is LifecycleState.NEW:
+        elif self.life.state is PairPhase.NEW:
             self._reject("no_request", "the client sends nothing")
         else:
             self.close("idle")
@@ -217,9 +217,9 @@ class Connection(PairState):
 
     def close(self, reason: str) -> None:
         """Close both sides at once. Does nothing the second time."""
-        if self.life.state is LifecycleState.CLOSED:
+        if self.life.state is PairPhase.CLOSED:
             return
-        self.life.move(LifecycleState.CLOSED)
+        self.life.move(PairPhase.CLOSED)
         self._heard()
         self.shown.show()
         _log.debug("connection closed", reason=reason, **self.origin.about)
@@ -265,7 +265,7 @@ class Connection(PairState):
 
         Does nothing the second time.
         """
-        if self.life.state is LifecycleState.CLOSED:
+        if self.life.state is PairPhase.CLOSED:
             return
         now_ms, kind = clock_ms(), CONSUMER_BYTE_RATE
         due = [each for each in self.in_flight if not each.measured]
@@ -305,7 +305,7 @@ class Connection(PairState):
 
     def _close_upstream_ended(self, detail: str = "the broker closed the connection") -> None:
         """Close for the end of the broker's stream; an error only when answers were due."""
-        if self.life.state is LifecycleState.CLOSED:
+        if self.life.state is PairPhase.CLOSED:
             return
         if self._answers_due:
             self._upstream_error("closed", f"{detail}, with answers due")
@@ -326,7 +326,7 @@ class Connection(PairState):
                 in_turn(partial(self._close_upstream_ended, f"connection lost: {error}"))
             case OSError():
                 in_turn(partial(self.close_abandoned, "client lost"))
-            case RedirectToOwner():
+            case NotOwnerError():
                 in_turn(partial(self.close, "sent on to its owner"))
             case _:
                 reason = "internal_error"
@@ -345,12 +345,12 @@ class Connection(PairState):
         return bool(self.in_flight) or self.responses.mid_frame
 
     def _reject(self, reason: str, detail: str) -> None:
-        if self.life.state is not LifecycleState.CLOSED:
+        if self.life.state is not PairPhase.CLOSED:
             self.services.count_rejected(reason, **self.origin.about, detail=detail)
             self.close_abandoned(reason)
 
     def _upstream_error(self, reason: str, detail: str) -> None:
-        if self.life.state is not LifecycleState.CLOSED:
+        if self.life.state is not PairPhase.CLOSED:
             node_id = self.origin.node_id
             self.services.count_upstream_error(reason, node_id, **self.origin.about, detail=detail)
             self.close(reason)
@@ -358,17 +358,17 @@ class Connection(PairState):
     def session_of(self, head: RequestHead) -> ClientSession | None:
         """See PairState."""
         is_open = self.life.state is OPEN
-        if not is_open and self.life.state is not LifecycleState.NEW:
+        if not is_open and self.life.state is not PairPhase.NEW:
             return None
         wait_ms = self.client.enter(head.api_key, head.client_id, clock_ms(), self._give_way)
-        go_on = partial(self.unpause, PauseReason.CROWDED)
+        go_on = partial(self.unpause, ReadPauseReason.CROWDED)
         if not is_open:
-            self.life.move(LifecycleState.DIALLING)
+            self.life.move(PairPhase.DIALLING)
             self._heard()
             self.requests.paused = True
             go_on = partial(self._begin_dialling, head.client_id)
         elif wait_ms:
-            self.pause(PauseReason.CROWDED)
+            self.pause(ReadPauseReason.CROWDED)
         if wait_ms:
             self.crowded = self.services.reapers.add(head.api_key, clock_ms() + wait_ms, go_on)
         elif not is_open:
@@ -398,7 +398,7 @@ class Connection(PairState):
         self.eviction.follow()
         self.responses.shorten_hold()
         is_to_go = session is not None and session.must_go
-        if PauseReason.GATED in self.life.pauses and self.waiter.gate is None and not is_to_go:
+        if ReadPauseReason.GATED in self.life.pauses and self.waiter.gate is None and not is_to_go:
             self._gated.cancel()  # without a turn, it just waits
             self._ask_again()
         if slot is not None and self.crowded.waiting:
@@ -417,7 +417,7 @@ class Connection(PairState):
     def send_on(self) -> None:
         """See PairState."""
         if self.life.state is OPEN:
-            self.pause(PauseReason.SENT_ON)
+            self.pause(ReadPauseReason.SENT_ON)
             self.eviction.send_on()
 
     def _give_way(self) -> bool:
@@ -435,7 +435,7 @@ class Connection(PairState):
         except Exception as error:  # whatever it is, it ends this pair only
             self.close_failed(error)
             return
-        if self.life.state is not LifecycleState.DIALLING:
+        if self.life.state is not PairPhase.DIALLING:
             upstream.sock.close()
             return
         self.upstream = upstream
@@ -444,9 +444,9 @@ class Connection(PairState):
     def _open(self) -> None:
         """Send the first request on, unless the connection has been closed since."""
         upstream = self.upstream
-        if self.life.state is not LifecycleState.DIALLING or upstream is None:
+        if self.life.state is not PairPhase.DIALLING or upstream is None:
             return
-        self.life.move(LifecycleState.OPEN)
+        self.life.move(PairPhase.OPEN)
         services, requests, responses = self.services, self.requests, self.responses
         requests.connect(self.channel, upstream)
         responses.connect(upstream, self.channel)
@@ -462,13 +462,13 @@ class Connection(PairState):
             for flow, run in ready:
                 flow.ready = partial(flow.run_lane, run) if any(by_tls) else run
         responses.run()
-        self.unpause(PauseReason.NONE)
+        self.unpause(ReadPauseReason.NONE)
 
     def finish_if_drained(self) -> None:
         """See PairState."""
         if self.requests.under_way or self.requests.is_unanswered_next or self._answers_due:
             return
-        self.life.move(LifecycleState.LINGERING)
+        self.life.move(PairPhase.LINGERING)
         self.requests.close()
         self.responses.close()
         try:

@@ -12,7 +12,7 @@ from proxy.quota.meter import Meter
 from proxy.quota.rules import Rule
 from proxy.relay.channel import TRAFFIC_INTERVAL_MS
 from proxy.relay.connection import Connection
-from proxy.relay.lifecycle import PauseReason
+from proxy.relay.lifecycle import ReadPauseReason
 
 CLOSED_BY_OPERATOR = "closed by an operator"
 
@@ -171,18 +171,18 @@ def _hold_of(connection: Connection) -> HoldReason | None:
         return HoldReason("connection_rate", CONNECTION_RATE, slot.paced_as, rule, due_ms)
     if connection.muted.waiting and (charge := connection.muted_for) is not None:
         return _hold("muted", charge.meter, connection.muted.due_ms)
-    if PauseReason.GATED in pauses:
+    if ReadPauseReason.GATED in pauses:
         waiter = connection.waiter
         until_ms = waiter.wakes_ms if waiter.wakes_ms < math.inf else None
         return _hold("gate", waiter.meter, until_ms)
-    if PauseReason.SERIAL in pauses:
+    if ReadPauseReason.SERIAL in pauses:
         meters = {} if session is None else session.quotas.meters
         return _hold("one_at_a_time", meters.get(REQUEST_PERCENTAGE), None)
     waits: dict[Where, bool] = {
-        "login": PauseReason.LOGIN in pauses,
+        "login": ReadPauseReason.LOGIN in pauses,
         "client_not_reading": connection.responses.sending_blocked,
         "broker_not_reading": connection.requests.sending_blocked,
-        "in_flight": PauseReason.FULL in pauses,
+        "in_flight": ReadPauseReason.FULL in pauses,
     }
     return next((HoldReason(where) for where, is_so in waits.items() if is_so), None)
 

@@ -8,12 +8,12 @@ from metrics import CounterChild
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import InFlightFetch
 from proxy.quota.meter import ByteLease
-from proxy.quota.meters import ThrottleTime
+from proxy.quota.meters import ThrottleDecision
 from proxy.relay.clients import RequestSampler
 from proxy.relay.interceptor import INTERCEPTED_APIS, InterceptedRequest
 from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED, ApiTimes, ExchangeTimes
-from proxy.relay.topic_traffic import TopicFetchObserver
+from proxy.relay.topic_traffic import TopicChargeObserver
 from proxy.wire.apis import ApiPlan
 from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import RequestHead
@@ -29,7 +29,7 @@ class RequestKind:
     plan: ApiPlan
     api_key: int
     version: int
-    """In which the broker is asked; see `asked_version`."""
+    """In which the broker is asked; see `forwarded_api_version`."""
     first: RequestHead
     """The header of the first one, which has the version that the client asked for."""
     start: bytes
@@ -86,17 +86,17 @@ class Exchange:
     """How long the broker may sit on the request for lack of data."""
     expected: InFlightFetch | None = field(default=None, init=False)
     """Counts the response to a Fetch of a bounded client until it comes."""
-    topics: TopicFetchObserver | None = field(default=None, init=False)
+    topics: TopicChargeObserver | None = field(default=None, init=False)
     """Walks the response to a Fetch, where rules name topics."""
     topic_sizes: Mapping[TopicKey, int] | None = field(default=None, init=False)
     """What is read of a Produce request that rules with topics are charged for."""
     has_more_topics: bool = field(default=False, init=False)
     """Whether it has more of them than `topic_sizes`, as the request was not read as a whole."""
-    topic_charge: ThrottleTime | None = field(default=None, init=False)
+    topic_charge: ThrottleDecision | None = field(default=None, init=False)
     """What that has cost."""
     seen: InterceptedRequest | None = field(default=None, init=False)
     """What the interceptor makes of it; None when it was not shown."""
-    charge: ThrottleTime | None = field(default=None, init=False)
+    charge: ThrottleDecision | None = field(default=None, init=False)
     """What the request's own bytes cost; later, what its response is held for."""
     measured: bool = field(default=False, init=False)
     """Whether the response has been charged."""

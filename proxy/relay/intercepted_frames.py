@@ -19,7 +19,7 @@ where it is the last of a run of Fetches, the offset from which that began, else
 the responses have for which it stands, and their records; and how many these are."""
 
 
-class InterceptedFrames:
+class LaneFrameCopies:
     """Copies of one connection's frames, in the order of the responses."""
 
     __slots__ = ("_on_error", "rows", "unshown")

@@ -17,7 +17,7 @@ INTERCEPTED_APIS = frozenset({PRODUCE, FETCH, LIST_OFFSETS})
 """Whose requests an interceptor may ask for."""
 
 
-class RedirectToOwner(Exception):  # noqa: N818 - named for what happened
+class NotOwnerError(Exception):
     """The client is to ask the member that owns it: here it gets no answer, and is let go."""
 
 
@@ -59,7 +59,7 @@ class InterceptedRequest:
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:  # noqa: ARG002
         """Return a whole response as the client may see it.
 
-        Raises MalformedResponse, and RedirectToOwner.
+        Raises MalformedResponse, and NotOwnerError.
         """
         return frame
 
@@ -75,7 +75,7 @@ class ClientInterceptor(Protocol):
 
         A Fetch that the lane has sent on is shown later, with its response or when Python takes it
         over. Length and correlation id in `head` are then those of an earlier one of its kind.
-        Raises MalformedFrame, and RedirectToOwner.
+        Raises MalformedFrame, and NotOwnerError.
         """
 
     def gated(self, start_ms: float, now_ms: float) -> None:

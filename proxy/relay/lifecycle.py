@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum, Flag, auto
 
 
-class LifecycleState(Enum):
+class PairPhase(Enum):
     """Where a pair is in its life."""
 
     NEW = "new"
@@ -22,21 +22,21 @@ class LifecycleState(Enum):
     CLOSED = "closed"
 
 
-OPEN, DRAINING = LifecycleState.OPEN, LifecycleState.DRAINING
+OPEN, DRAINING = PairPhase.OPEN, PairPhase.DRAINING
 """By themselves, for the path of every frame: from its class a member takes ten times as long."""
 
-MOVES: Mapping[LifecycleState, frozenset[LifecycleState]] = {
-    LifecycleState.NEW: frozenset({LifecycleState.DIALLING, LifecycleState.CLOSED}),
-    LifecycleState.DIALLING: frozenset({LifecycleState.OPEN, LifecycleState.CLOSED}),
-    LifecycleState.OPEN: frozenset({LifecycleState.DRAINING, LifecycleState.CLOSED}),
-    LifecycleState.DRAINING: frozenset({LifecycleState.LINGERING, LifecycleState.CLOSED}),
-    LifecycleState.LINGERING: frozenset({LifecycleState.CLOSED}),
-    LifecycleState.CLOSED: frozenset(),
+MOVES: Mapping[PairPhase, frozenset[PairPhase]] = {
+    PairPhase.NEW: frozenset({PairPhase.DIALLING, PairPhase.CLOSED}),
+    PairPhase.DIALLING: frozenset({PairPhase.OPEN, PairPhase.CLOSED}),
+    PairPhase.OPEN: frozenset({PairPhase.DRAINING, PairPhase.CLOSED}),
+    PairPhase.DRAINING: frozenset({PairPhase.LINGERING, PairPhase.CLOSED}),
+    PairPhase.LINGERING: frozenset({PairPhase.CLOSED}),
+    PairPhase.CLOSED: frozenset(),
 }
 """The states that may follow each state."""
 
 
-class PauseReason(Flag):
+class ReadPauseReason(Flag):
     """Why the requests of an open pair are not read; all its pauses must end first."""
 
     NONE = 0
@@ -56,42 +56,47 @@ class PauseReason(Flag):
     """The client is to ask its owner, and is about to be let go."""
 
 
-NO_PAUSE = PauseReason.NONE
-UNANSWERED = PauseReason.FULL | PauseReason.SERIAL
+NO_PAUSE = ReadPauseReason.NONE
+UNANSWERED = ReadPauseReason.FULL | ReadPauseReason.SERIAL
 """Pauses that end when requests are answered."""
 
-HELD_BACK = PauseReason.MUTED | PauseReason.GATED | PauseReason.CROWDED | PauseReason.SENT_ON
+HELD_BACK = (
+    ReadPauseReason.MUTED
+    | ReadPauseReason.GATED
+    | ReadPauseReason.CROWDED
+    | ReadPauseReason.SENT_ON
+)
 """Pauses that a client cannot end."""
 
 
-class Lifecycle:
+class PairLifecycle:
     """One pair's state, and its pauses while it is open."""
 
     __slots__ = ("pauses", "state")
 
     def __init__(self) -> None:
-        self.state = LifecycleState.NEW
-        self.pauses = PauseReason.NONE
+        self.state = PairPhase.NEW
+        self.pauses = ReadPauseReason.NONE
 
-    def move(self, to: LifecycleState) -> None:
+    def move(self, to: PairPhase) -> None:
         """Enter a state, without pauses. Raises ValueError when MOVES does not have the move."""
         if to not in MOVES[self.state]:
             raise ValueError(f"no move from {self.state.value} to {to.value}")
         self.state = to
-        self.pauses = PauseReason.NONE
+        self.pauses = ReadPauseReason.NONE
 
-    def pause(self, reason: PauseReason) -> None:
+    def pause(self, reason: ReadPauseReason) -> None:
         """Add a pause. Raises ValueError unless the pair is open."""
-        if self.state is not LifecycleState.OPEN:
+        if self.state is not PairPhase.OPEN:
             raise ValueError(f"no pause {reason} when {self.state.value}")
         self.pauses |= reason
 
-    def unpause(self, reason: PauseReason) -> bool:
+    def unpause(self, reason: ReadPauseReason) -> bool:
         """End a pause, if there is one; return whether requests are to be read again."""
         self.pauses &= ~reason
-        return self.state is LifecycleState.OPEN and not self.pauses
+        return self.state is PairPhase.OPEN and not self.pauses
 
     @property
     def is_held_back(self) -> bool:
         """Whether it is the proxy that keeps the client waiting."""
-        return self.state is LifecycleState.DIALLING or bool(self.pauses & HELD_BACK)
+        return self.state is PairPhase.DIALLING or bool(self.pauses & HELD_BACK)

@@ -10,18 +10,18 @@ from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
 from proxy.quota.gate import Gate, GateWaiter
 from proxy.quota.meter import Meter
-from proxy.quota.meters import ThrottleTime
+from proxy.quota.meters import ThrottleDecision
 from proxy.quota.turns import TURN_BYTES
 from proxy.relay.exchange import NO_ACKS, Exchange
-from proxy.relay.intercepted_frames import InterceptedFrames
+from proxy.relay.intercepted_frames import LaneFrameCopies
 from proxy.relay.lane import Kind, Lane
-from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, Lifecycle, PauseReason
+from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, PairLifecycle, ReadPauseReason
 from proxy.relay.listener import ClientOrigin
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession, Identification
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
-from proxy.wire.produce import BrokerlessResponses
+from proxy.wire.produce import AddressFreeResponses
 
 AdvertiseTo = Callable[[ClientSession, int, str, int], Address | None]
 
@@ -69,7 +69,7 @@ class PairState:
         self, services: Services, origin: ClientOrigin, user: str | None, advertise: AdvertiseTo
     ) -> None:
         self.services = services
-        self.life = Lifecycle()
+        self.life = PairLifecycle()
         self.client = Identification(services, origin, user)
         self._in_flight: list[Exchange] = []
         self.own_answers = 0
@@ -78,16 +78,16 @@ class PairState:
         """Sends on what is plain. None before there are both ends, and where it cannot."""
         self.kinds: list[Kind] = []
         """What it sends on, the latest first."""
-        self.shown = InterceptedFrames(services.unshown, self.close_failed)
+        self.shown = LaneFrameCopies(services.unshown, self.close_failed)
         """What an interceptor is to see of what the lane has sent on."""
-        self.shapes = BrokerlessResponses()
+        self.shapes = AddressFreeResponses()
         """Of responses to Produce that name no broker."""
         self.advertise = advertise
         self.origin = origin
         self.began_ms = clock_ms()
         self.muted = NOT_DELAYED
         """Until its client's throttle time is over."""
-        self.muted_for: ThrottleTime | None = None
+        self.muted_for: ThrottleDecision | None = None
         """What the client was muted for last."""
         self.waiter = GateWaiter(self._wake_at)
         self._gated = NOT_DELAYED
@@ -156,11 +156,11 @@ class PairState:
         is_used_up = kind.plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
         if is_used_up and self.in_flight:
             self._leave_gate()  # others need not wait for its answer
-            self.pause(PauseReason.SERIAL)
+            self.pause(ReadPauseReason.SERIAL)
             return False
         waits = kind.acks == NO_ACKS or not session.has_asked
         if kind.plan.costs_time and waits and (owed_ms := self._owed_time_ms(exchange)):
-            self.pause(PauseReason.GATED)
+            self.pause(ReadPauseReason.GATED)
             self._gated_api = kind.api_key
             self._wake_at(exchange.sent_ms + owed_ms)
             return False
@@ -168,7 +168,7 @@ class PairState:
             return True
         if session.must_go and session.quotas.has(bounded_by):
             self._leave_gate()
-            self.pause(PauseReason.GATED)
+            self.pause(ReadPauseReason.GATED)
             return False
         return self._passes_gate(exchange, bounded_by, exchange.sent_ms, came, topics)
 
@@ -209,12 +209,12 @@ class PairState:
         if not session.quotas.admit(
             kind, waiter, size, now_ms, holds=holds, came=counted, topics=topics
         ):
-            self.pause(PauseReason.GATED)
+            self.pause(ReadPauseReason.GATED)
             return False
         since_ms, waiter.since_ms = waiter.since_ms, None
         if since_ms is not None and since_ms < now_ms:
             exchange.gated_ms = waited_ms = now_ms - since_ms
-            charge = ThrottleTime(now_ms, round(waited_ms), waiter.meter)
+            charge = ThrottleDecision(now_ms, round(waited_ms), waiter.meter)
             self.services.count_throttled(charge, waited_ms, session.usage)
             if is_fetch:
                 session.interceptor.gated(since_ms, now_ms)
@@ -233,7 +233,7 @@ class PairState:
 
     def _ask_again(self) -> None:
         """Read on at a quota's gate: the next request, or the body that waits there."""
-        self.unpause(PauseReason.GATED)
+        self.unpause(ReadPauseReason.GATED)
         if self.requests.under_way:  # whatever else keeps requests from being read
             self.requests.run()
 
@@ -264,26 +264,26 @@ class PairState:
     def on_response(self) -> None:
         """Read requests again if there were too many unanswered ones."""
         pauses = self.life.pauses
-        if pauses & UNANSWERED and not (self.in_flight and PauseReason.SERIAL in pauses):
+        if pauses & UNANSWERED and not (self.in_flight and ReadPauseReason.SERIAL in pauses):
             self.unpause(UNANSWERED)
 
-    def mute(self, due_ms: float, api_key: int, charge: ThrottleTime) -> None:
+    def mute(self, due_ms: float, api_key: int, charge: ThrottleDecision) -> None:
         """Read no requests until `due_ms`, for what was charged."""
         self.muted_for = charge
         if self.muted.waiting and self.muted.due_ms >= due_ms:
             return
         self.muted.cancel()
-        self.pause(PauseReason.MUTED)
-        go_on = partial(self.unpause, PauseReason.MUTED)
+        self.pause(ReadPauseReason.MUTED)
+        go_on = partial(self.unpause, ReadPauseReason.MUTED)
         self.muted = self.services.reapers.add(api_key, due_ms, go_on)
 
-    def pause(self, reason: PauseReason) -> None:
+    def pause(self, reason: ReadPauseReason) -> None:
         """Read no further requests. Only when the pair is open."""
         self.life.pause(reason)
         self.requests.paused = True
         self.shut_lane()
 
-    def unpause(self, reason: PauseReason) -> None:
+    def unpause(self, reason: ReadPauseReason) -> None:
         """Read requests again, if there is no other reason against it."""
         if self.life.unpause(reason):
             self.requests.resume()

@@ -7,7 +7,7 @@ from contextlib import suppress
 from struct import Struct
 
 from proxy.cluster.upstream import Address
-from proxy.errors import ProxyError, fix_of
+from proxy.errors import ProxyError, os_error_fix
 
 BACKLOG = 1024
 
@@ -30,7 +30,7 @@ class ListenerError(ProxyError):
 
     def __init__(self, what: str, error: OSError | None = None) -> None:
         what = what if error is None else f"{what}: {error.strerror or error}"
-        super().__init__(what, fix_of(error, "choose another address, or stop what has it"))
+        super().__init__(what, os_error_fix(error, "choose another address, or stop what has it"))
 
 
 class ReusePortSockets:
@@ -130,7 +130,9 @@ def _steer(sock: socket.socket, first: int, count: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, _PROGRAM.pack(length, address))
 
 
-def bind_ports(host: str, port: int, sharing_with: Collection[Address]) -> list[socket.socket]:
+def bind_each_address(
+    host: str, port: int, sharing_with: Collection[Address]
+) -> list[socket.socket]:
     """Return a socket for each address of a host, for one that serves no Kafka clients.
 
     They do not listen yet. Raises OSError, as `bind_port`.

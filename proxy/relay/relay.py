@@ -12,7 +12,7 @@ from structlog import get_logger
 
 from proxy.cluster.dial import handshake, set_socket_options
 from proxy.cluster.upstream import LOCAL, Address, UpstreamError
-from proxy.relay.brokers import Brokers
+from proxy.relay.brokers import BrokerConnector
 from proxy.relay.channel import Channel, limit_socket_buffers
 from proxy.relay.connection import Connection
 from proxy.relay.connection_list import ConnectionList
@@ -35,7 +35,7 @@ class Relay:
     """All listeners and connections of one proxy."""
 
     def __init__(
-        self, listeners: tuple[ListenerSettings, ...], brokers: Brokers, services: Services
+        self, listeners: tuple[ListenerSettings, ...], brokers: BrokerConnector, services: Services
     ) -> None:
         self._services = services
         self.brokers = brokers

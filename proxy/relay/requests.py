@@ -18,7 +18,7 @@ from proxy.quota.meter import Meter
 from proxy.quota.meters import longest_throttle
 from proxy.relay.exchange import NO_ACKS, Exchange, RequestKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, READ_BYTES_LARGE, FrameFlow, new_scratch
-from proxy.relay.interceptor import RedirectToOwner
+from proxy.relay.interceptor import NotOwnerError
 from proxy.relay.lane import (
     ANY_RESPONSE,
     KNOWN_RESPONSE,
@@ -30,7 +30,7 @@ from proxy.relay.lane import (
     Lane,
     add_plain_kind,
 )
-from proxy.relay.lifecycle import DRAINING, PauseReason
+from proxy.relay.lifecycle import DRAINING, ReadPauseReason
 from proxy.relay.memory_pool import UNCOUNTED_BYTES
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import CLOSED, END, OWNER, WaitReason
@@ -43,13 +43,13 @@ from proxy.wire.apis import (
     PRODUCE,
     Handling,
     api_name,
-    asked_version,
+    forwarded_api_version,
     is_known,
     plan_of,
     set_request_version,
 )
 from proxy.wire.fetch import TopicKey, fetch_limits, lower_fetch_bytes, max_bytes_position
-from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head, read_request_int
+from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head, read_int_field
 from proxy.wire.layout import TooManyElements
 from proxy.wire.produce import names_one_topic, read_produced_bytes
 
@@ -316,7 +316,9 @@ class RequestFlow(FrameFlow):
         frame_bytes = exchange.request_bytes
         self._count(exchange, len(view))
         if frame_bytes > UNCOUNTED_BYTES and exchange.kind.acks is None:
-            self._pair.pause(PauseReason.SERIAL)  # what it asks for is kept until it is answered
+            self._pair.pause(
+                ReadPauseReason.SERIAL
+            )  # what it asks for is kept until it is answered
         api_key = exchange.kind.api_key
         is_short = api_key == LIST_OFFSETS and frame_bytes <= READ_BYTES_HELD
         if len(view) < frame_bytes or not (api_key == FETCH or is_short):
@@ -390,7 +392,7 @@ class RequestFlow(FrameFlow):
         self._collecting = exchange
         self.forget_lane()
         # What follows is read when it is known who sends it.
-        pair.pause(PauseReason.LOGIN)
+        pair.pause(ReadPauseReason.LOGIN)
         return self._collect(view, frame_bytes)
 
     def _known_kind(self, view: memoryview) -> RequestKind | None:
@@ -423,11 +425,11 @@ class RequestFlow(FrameFlow):
         if session is not before:
             self.forget_lane()
         api_key = head.api_key
-        version = asked_version(api_key, head.api_version)
+        version = forwarded_api_version(api_key, head.api_version)
         plan = plan_of(api_key, version)
         acks, end = None, head.header_end
         if api_key == PRODUCE:
-            found = read_request_int(head, view, "acks")
+            found = read_int_field(head, view, "acks")
             if found is None:
                 self._need_more(view)
                 return None
@@ -481,7 +483,7 @@ class RequestFlow(FrameFlow):
             topics = session.topics.writes(sizes, unread_bytes, exchange.sent_ms)
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
             head = exchange.head(exchange.request_bytes)
-            timeout = read_request_int(head, view, "session_timeout_ms")
+            timeout = read_int_field(head, view, "session_timeout_ms")
             if timeout is None:
                 self._need_more(view)
                 return False
@@ -539,7 +541,7 @@ class RequestFlow(FrameFlow):
         if count >= pair.services.limits.max_in_flight_requests or (
             count % LEFT_IN_FLIGHT == 0 and self._source is not None and self._source.sends_no_more
         ):
-            pair.pause(PauseReason.FULL)
+            pair.pause(ReadPauseReason.FULL)
 
     @property
     def is_unanswered_next(self) -> bool:
@@ -570,7 +572,7 @@ class RequestFlow(FrameFlow):
         pair, interceptor = self._pair, exchange.kind.session.interceptor
         try:
             exchange.seen = interceptor.request(exchange.head(len(frame)), frame, exchange.sent_ms)
-        except RedirectToOwner:
+        except NotOwnerError:
             pair.in_flight.pop()
             pair.send_on()
             return False

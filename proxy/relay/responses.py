@@ -7,12 +7,12 @@ from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
-from proxy.quota.meters import ThrottleTime, longest_throttle
+from proxy.quota.meters import ThrottleDecision, longest_throttle
 from proxy.relay.clients import SampledFetchObserver
 from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.lane import Lane
-from proxy.relay.lifecycle import DRAINING, NO_PAUSE, PauseReason
+from proxy.relay.lifecycle import DRAINING, NO_PAUSE, ReadPauseReason
 from proxy.relay.memory_pool import UNCOUNTED_BYTES
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, WaitReason
@@ -28,16 +28,16 @@ from proxy.wire.apis import (
 )
 from proxy.wire.fetch import FetchedPartition, TopicKey
 from proxy.wire.fetch_response import FetchObserver, FetchWalker, fetch_body_start
-from proxy.wire.frames import INT32, MalformedResponse, check_frame_length, parse_response_head
+from proxy.wire.frames import INT32, MalformedResponse, check_whole_response, parse_response_head
 from proxy.wire.layout import Buffer, Steps
 from proxy.wire.rewrite import (
     brokers_end,
+    empty_broker_response,
     no_address,
     raise_throttle_time,
-    rewrite_steps,
-    set_throttle_time,
-    without_addresses,
-    without_broker_data,
+    rewrite_in_steps,
+    with_throttle_time,
+    without_config_addresses,
 )
 
 MAX_COLLECTED_BYTES = 64 << 20
@@ -303,20 +303,20 @@ class ResponseFlow(FrameFlow):
         if exchange.seen is not None:
             response = exchange.seen.response(version, bytes(frame), clock_ms())
         if kind.plan.handling is not Handling.PASS:
-            check_frame_length(response)
+            check_whole_response(response)
             before = response
             response = yield from self._advertised(exchange, response)
             if api_key == PRODUCE and response is before:
                 self._pair.shapes.learn(version, bytes(response))
         if exchange.throttle_ms:
-            response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
+            response = with_throttle_time(api_key, version, response, exchange.throttle_ms)
         self._send(response)
         self._sent_collected(exchange)
         if is_login:
-            self._pair.unpause(PauseReason.LOGIN)
+            self._pair.unpause(ReadPauseReason.LOGIN)
 
     def _advertised(self, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
-        """Return a response with the addresses for its client, in steps; see `rewrite_steps`.
+        """Return a response with the addresses for its client, in steps; see `rewrite_in_steps`.
 
         Of what is asked of each broker return what the fallback has, which is nothing; of brokers'
         settings what names no address.
@@ -324,10 +324,10 @@ class ResponseFlow(FrameFlow):
         kind = exchange.kind
         api_key, version, session = kind.api_key, kind.version, kind.session
         if api_key == DESCRIBE_CONFIGS:
-            response = yield from without_addresses(version, response)
+            response = yield from without_config_addresses(version, response)
         if kind.plan.handling is Handling.PER_BROKER:
             if session.is_at_fallback:
-                response = yield from without_broker_data(api_key, version, response)
+                response = yield from empty_broker_response(api_key, version, response)
             return response
         is_hidden = (
             api_key == FIND_COORDINATOR
@@ -335,7 +335,7 @@ class ResponseFlow(FrameFlow):
             and session.has_moved
         )
         return (
-            yield from rewrite_steps(
+            yield from rewrite_in_steps(
                 api_key,
                 version,
                 response,
@@ -350,7 +350,7 @@ class ResponseFlow(FrameFlow):
         self._free_ms = clock_ms()
         exchange.timed.done(self._free_ms)
 
-    def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
+    def _hold(self, exchange: Exchange, charge: ThrottleDecision, now_ms: float) -> bool:
         """Start the hold of a response, or mute its client; return whether it must wait."""
         services, api_key = self._pair.services, exchange.kind.api_key
         hold_ms = charge.due_ms - now_ms
@@ -398,7 +398,9 @@ class ResponseFlow(FrameFlow):
         self._pause_until(now_ms + min(wait_ms, WAIT_CHECK_MS), exchange)
         return True
 
-    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
+    def _charge(
+        self, exchange: Exchange, frame_bytes: int, now_ms: float
+    ) -> ThrottleDecision | None:
         """Charge every quota that applies; return the one with the longest delay."""
         exchange.timed.on_response(now_ms, self._free_ms)
         kind, charge = exchange.kind, exchange.charge  # of another one, what its request has cost

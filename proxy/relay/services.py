@@ -19,7 +19,7 @@ from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
 from proxy.quota.delay_queue import DelayedResponse, DelayQueue, Release
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LEASE_MS
-from proxy.quota.meters import ThrottleTime
+from proxy.quota.meters import ThrottleDecision
 from proxy.relay.abandoned import AbandonedRequests
 from proxy.relay.clients import ClientRegistry, ClientUsage, quota_direction
 from proxy.relay.intercept_queue import InterceptQueue
@@ -53,7 +53,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits(fields.Settings):
+class Limits(fields.SettingsBase):
     """What one proxy takes on. docs/limits.md says what happens at each."""
 
     max_connections: fields.Count = 10_000
@@ -188,7 +188,7 @@ class Services:
         return self.times[name]
 
     def count_throttled(
-        self, charge: ThrottleTime, hold_ms: float, usage: ClientUsage | None
+        self, charge: ThrottleDecision, hold_ms: float, usage: ClientUsage | None
     ) -> None:
         """Count a response that is held for so long, of a client with this usage."""
         if usage is not None:

@@ -10,11 +10,11 @@ from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.connection_quotas import CountedConnection
 from proxy.quota.entities import ClientIdentity, QuotaKind, shortened_client_id
 from proxy.quota.gate import FetchSizes
-from proxy.quota.meters import ThrottleTime
+from proxy.quota.meters import ThrottleDecision
 from proxy.relay.listener import ClientOrigin
 from proxy.relay.services import Services
 from proxy.relay.steering import Owner, Visit
-from proxy.relay.topic_traffic import TopicTraffic
+from proxy.relay.topic_traffic import TopicQuotas
 from proxy.wire.apis import API_VERSIONS, api_of
 from proxy.wire.sasl import SaslExchange
 
@@ -43,17 +43,17 @@ class ClientSession:
         self.fetch_sizes = FetchSizes()
         self.has_asked = False
         """Whether a request that costs a broker's time was let through, or is about to be."""
-        self._topics: TopicTraffic | None = None
+        self._topics: TopicQuotas | None = None
         services.clients.connected(identity)
         self.usage = services.clients.usage.get(identity)
         """What is recorded of the client beside its bytes, None: nothing."""
 
     @property
-    def topics(self) -> TopicTraffic:
+    def topics(self) -> TopicQuotas:
         """What it reads and writes of topics; to be asked where rules name any."""
         if self._topics is None:
             walks = self._services.instruments.topic_walks_total
-            self._topics = TopicTraffic(self.quotas, self._services.topic_names, walks)
+            self._topics = TopicQuotas(self.quotas, self._services.topic_names, walks)
         return self._topics
 
     def follow_owner(self) -> None:
@@ -67,7 +67,7 @@ class ClientSession:
         self.lacks_fallback = self._began_alone and self.fallback() is not None
         self.owner = steering.owner_of(self.identity)
 
-    def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
+    def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleDecision | None:
         """Record traffic, as `ClientQuotas.charge`; of another member's client there, too."""
         quotas, steering = self.quotas, self._steering
         if steering is None or self.owner is None:

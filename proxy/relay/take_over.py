@@ -169,7 +169,7 @@ class Predecessor:
         return line
 
 
-class ReplacedProxy(Protocol):
+class ReplaceableProxy(Protocol):
     """What a proxy does while it is replaced, and at its end."""
 
     tasks: Sequence[asyncio.Task[None]]
@@ -195,7 +195,7 @@ class TakeOverServer:
     If the successor dies before that, this proxy serves on, and the next one may come.
     """
 
-    def __init__(self, proxy: ReplacedProxy, stop: asyncio.Event) -> None:
+    def __init__(self, proxy: ReplaceableProxy, stop: asyncio.Event) -> None:
         self._proxy, self._stop = proxy, stop
         self._successor: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()

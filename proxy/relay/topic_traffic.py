@@ -16,7 +16,7 @@ from proxy.quota.client_quotas import MAX_TOPICS, ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.gate import USEFUL_GRANT_BYTES, FetchSizes, Gate, InFlightFetch
 from proxy.quota.meter import Meter
-from proxy.quota.meters import ThrottleTime, longest_throttle
+from proxy.quota.meters import ThrottleDecision, longest_throttle
 from proxy.wire.fetch import NO_SESSION, FetchedPartition, TopicKey, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import MalformedFrame
@@ -31,7 +31,7 @@ RECORDS_BYTES: Final = 5
 """Where a FetchedPartition has the bytes of its records."""
 
 
-class TopicTraffic:
+class TopicQuotas:
     """The topics of one connection, as far as its client has rules that name any."""
 
     __slots__ = (
@@ -155,7 +155,7 @@ class TopicTraffic:
         self._unread = dict.fromkeys(others, unread_bytes)
         return self._meters(kind, (*self._written, *sizes, *self._unread), now_ms)
 
-    def begin_write(self, now_ms: float) -> ThrottleTime | None:
+    def begin_write(self, now_ms: float) -> ThrottleDecision | None:
         """Forget which topics the latest Produce request has written to: `written` tells anew.
 
         Charge what will not be read of this one; return the cost.
@@ -164,7 +164,7 @@ class TopicTraffic:
         self._written = []
         return self.written(self._unread, now_ms)
 
-    def written(self, sizes: Mapping[TopicKey, int], now_ms: float) -> ThrottleTime | None:
+    def written(self, sizes: Mapping[TopicKey, int], now_ms: float) -> ThrottleDecision | None:
         """Charge a part of a Produce request, so many bytes for each topic; return the cost."""
         kind, room = PRODUCER_BYTE_RATE, MAX_TOPICS - len(self._written)
         self._written += [topic for topic, size in sizes.items() if size][:room]
@@ -177,7 +177,7 @@ class TopicTraffic:
 
     def expect(
         self, granted_bytes: int, now_ms: float, *, holds: bool, paid: dict[Gate, int]
-    ) -> tuple[int, "TopicFetchObserver"]:
+    ) -> tuple[int, "TopicChargeObserver"]:
         """Return how many bytes a Fetch may ask for, and what counts and walks its response.
 
         Where it asks for other topics than bounded ones, too, it may have what a single Fetch may,
@@ -210,7 +210,7 @@ class TopicTraffic:
             for meter, known in sizes.items()
             for level in meter.levels
         }
-        return granted_bytes, TopicFetchObserver(self, fetches, is_of_one=len(found) == 1)
+        return granted_bytes, TopicChargeObserver(self, fetches, is_of_one=len(found) == 1)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
@@ -232,7 +232,7 @@ class TopicTraffic:
 
     def _charge(
         self, kind: QuotaKind, topic: TopicKey, size: int, now_ms: float
-    ) -> ThrottleTime | None:
+    ) -> ThrottleDecision | None:
         """Charge bytes of a topic: now, or when its name is known."""
         if isinstance(topic, bytes) and topic not in self._names.known:
             self._names.when_known(topic, lambda name: self._charge(kind, name, size, clock_ms()))
@@ -246,13 +246,13 @@ class TopicTraffic:
         return list(dict.fromkeys(each for each in found if each is not None))
 
 
-class TopicFetchObserver(FetchObserver):
+class TopicChargeObserver(FetchObserver):
     """A Fetch whose response is walked for the bytes of its topics."""
 
     __slots__ = ("_fetches", "_had", "_is_of_one", "_number", "_traffic")
 
     def __init__(
-        self, traffic: TopicTraffic, fetches: Mapping[Meter, InFlightFetch], *, is_of_one: bool
+        self, traffic: TopicQuotas, fetches: Mapping[Meter, InFlightFetch], *, is_of_one: bool
     ) -> None:
         self._traffic = traffic
         self._number = traffic.asks_count
@@ -268,7 +268,7 @@ class TopicFetchObserver(FetchObserver):
             each.cancel()
             meter.gate.poke(now_ms)
 
-    def charge(self, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
+    def charge(self, frame_bytes: int, now_ms: float) -> ThrottleDecision | None:
         """Return how to hold the response for what was read before it; it counts meanwhile.
 
         With all that it has where that is of one topic alone, else with what was expected.

@@ -86,7 +86,7 @@ class KeyDefinition:
             ) from error
 
 
-class TierRules:
+class TierKeyRules:
     """Those of this member's own, those that the tier wants, and those in force here."""
 
     def __init__(self, config: Config) -> None:
@@ -186,7 +186,7 @@ def linked_clients(config: Config) -> tuple[LinkedClients, ...]:
     return tuple(found)
 
 
-def quota_keys_of(config: Config, table: RuleTable) -> QuotaKeys:
+def make_quota_keys(config: Config, table: RuleTable) -> QuotaKeys:
     """Return the keys by which members share the clients."""
     return QuotaKeys(table.rules, linked_clients(config))
 

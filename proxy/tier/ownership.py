@@ -23,7 +23,7 @@ from proxy.slices import TimeSlicer
 from proxy.state import GroupFence, Record, SlotStore, StateError
 from proxy.tier.group.group_documents import Assignment
 from proxy.tier.group.slot_states import GIVEN, RELEASING, SERVED, SlotStates
-from proxy.tier.key_rules import TierRules
+from proxy.tier.key_rules import TierKeyRules
 from proxy.tier.peer_client import PeerError
 from proxy.tier.peers import Peers
 from proxy.tier.quota_keys import QuotaKeys
@@ -92,7 +92,7 @@ class SlotOwnership:
         lead: Callable[[bool], Awaitable[None]],
         *,
         steering: SlotSteering,
-        rules: TierRules,
+        rules: TierKeyRules,
         peers: Peers,
         moves: Counter,
     ) -> None:
@@ -228,7 +228,7 @@ class SlotOwnership:
         if self.has_left or (self.newest is None and self.in_force.is_set()):
             silent.add(self._name)
         applied = self.owns.slot_map
-        owners = route_owners(self._latest_owners, applied.members, silent)
+        owners = owners_or_stand_ins(self._latest_owners, applied.members, silent)
         return replace(applied, owners=owners)
 
     def reroute(self) -> None:
@@ -374,7 +374,7 @@ class SlotOwnership:
             store.drop_misplaced({each.key for each in here})
 
 
-def route_owners(
+def owners_or_stand_ins(
     latest: Owners, members: Collection[str], silent: Collection[str]
 ) -> list[str | None]:
     """Return whom clients of each slot are sent to; None for all when nobody serves.

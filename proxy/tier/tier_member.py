@@ -28,8 +28,8 @@ from proxy.state import Document, StateError, Store
 from proxy.tasks import end_tasks, wait_at_most
 from proxy.tier.budget_exchanges import BudgetLeasing
 from proxy.tier.group.group_documents import Assignment, Subscription
-from proxy.tier.group.group_member import GroupMember, find_conflicting_group
-from proxy.tier.key_rules import TierRules
+from proxy.tier.group.group_member import GroupMember, find_group_sharing_topic
+from proxy.tier.key_rules import TierKeyRules
 from proxy.tier.ownership import OwnedSlots, SlotOwnership
 from proxy.tier.peer_client import PeerClient, Target
 from proxy.tier.peers import Peers
@@ -55,7 +55,7 @@ PRIVATE = ("watch/", "owed/", "tier/")
 _log = get_logger(__name__)
 
 
-def open_tier_store(config: Config, way: Bootstrap, member: str, rules: TierRules) -> TierStore:
+def open_tier_store(config: Config, way: Bootstrap, member: str, rules: TierKeyRules) -> TierStore:
     """Open a tier's state, and go by the rules in it. Blocks. Raises StateError."""
     store = TierStore(config, way, member, rules.slot_of_record)
     try:
@@ -100,7 +100,7 @@ class TierMember:
         self.is_settling = self._is_leaving = False
         """Whether this member is to own nothing: after crashes in a row, or as it ends."""
         # Each of these knows only those before it.
-        self._rules = rules = TierRules(config)
+        self._rules = rules = TierKeyRules(config)
         self.client = PeerClient(secrets.tokens.get(ALL_RIGHTS), secrets.peers)
         self._peers = peers = Peers(self.client)
         # A newcomer may wait for its slots until it is reached.
@@ -194,7 +194,7 @@ class TierMember:
             self._cluster_id = metadata.cluster_id
             topic = self._config.state.topic
             brokers = [(broker.host, broker.port) for broker in metadata.brokers]
-            other = await find_conflicting_group(client, self._group_id, topic, brokers)
+            other = await find_group_sharing_topic(client, self._group_id, topic, brokers)
             if other is not None:
                 text = f"topic {topic} holds the state of another tier, with members in {other}"
                 raise StateError(text, "name another topic as state.topic, or stop that tier")

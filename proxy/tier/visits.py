@@ -41,13 +41,13 @@ _Key = tuple[ClientIdentity, QuotaKind]
 _log = get_logger(__name__)
 
 
-def visit_row(visit: Visit) -> list[Any]:
+def encode_visit(visit: Visit) -> list[Any]:
     """Return a visit as JSON has it; `read_visit` reads that."""
     return [*visit.identity, visit.address, visit.kind.value, visit.amount]
 
 
 def read_visit(row: Sequence[Any]) -> Visit:
-    """Read a `visit_row`. Raises ValueError for anything else."""
+    """Read a `encode_visit`. Raises ValueError for anything else."""
     try:
         listener, user, client_id, address, kind, amount = _VISIT_ROW.validate_python(row)
     except ValidationError:
@@ -107,13 +107,13 @@ class VisitReporting:
                 visit.identity, visit.address, visit.kind, visit.amount, clock_ms()
             )
             if owed_ms > 0:
-                owed.append(visit_row(replace(visit, amount=owed_ms)))
+                owed.append(encode_visit(replace(visit, amount=owed_ms)))
         return owed
 
     async def _send(self, owner: str) -> None:
         visits = self.take(owner)
         try:
-            message = {"visits": [visit_row(visit) for visit in visits]}
+            message = {"visits": [encode_visit(visit) for visit in visits]}
             answer = await self._peers.rows(owner, VISITS_PATH, message, "owed")
         except PeerError as error:  # it may have charged them: then twice
             self._send_again(owner, visits, str(error))

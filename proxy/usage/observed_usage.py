@@ -15,7 +15,13 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.slices import TimeSlicer
-from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of, quantile_of, rates_descending
+from proxy.usage.usage_record import (
+    KIND_OF,
+    UsageRecord,
+    quantile_of,
+    rate_bucket_of,
+    rates_descending,
+)
 from proxy.usage.usage_topic import UsageTopic, fetched_values
 
 READ_LIMIT_S = 25.0
@@ -116,7 +122,7 @@ class ObservedUsage:
 
     def add(self, record: UsageRecord) -> None:
         """Add a record, of which there was none before."""
-        client = observed_client(record.user, record.client_id, is_hashed=record.hashed)
+        client = normalized_client(record.user, record.client_id, is_hashed=record.hashed)
         is_full = client not in self.by_client and len(self.by_client) >= self.max_clients
         if is_full or self._kept_bytes >= self.max_clients * ROOM_BYTES:
             if len(self.left_out) < self.max_clients:
@@ -153,7 +159,7 @@ class ObservedUsage:
         for client, by_kind in tuple(self.by_client.items()):
             for kind, seen in tuple(by_kind.items()):
                 for rates in seen.by_end.values():
-                    seen.counts.update(map(bucket_of, rates))
+                    seen.counts.update(map(rate_bucket_of, rates))
                     seen.peak = max((seen.peak, *rates))
                     yield
                 seen.by_end.clear()
@@ -198,7 +204,7 @@ async def _read(
                 positions[number] = ends[number]
 
 
-def observed_client(user: str | None, client_id: str, *, is_hashed: bool) -> ObservedClient:
+def normalized_client(user: str | None, client_id: str, *, is_hashed: bool) -> ObservedClient:
     """Return whom a client counts as."""
     made_anew = None if is_hashed else MADE_ANEW.search(client_id)
     name = client_id if made_anew is None else client_id[: made_anew.start()]

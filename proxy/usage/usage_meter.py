@@ -24,7 +24,7 @@ from proxy.quota.rules import RuleTable
 from proxy.quota.shares import apportion_by_weight
 from proxy.relay.clients import ClientUsage, Direction, TopicByteTally
 from proxy.slices import TimeSlicer
-from proxy.usage.usage_record import KIND_OF, UsageRecord, bucket_of
+from proxy.usage.usage_record import KIND_OF, UsageRecord, rate_bucket_of
 from proxy.usage.usage_topic import UsageWriter
 from proxy.wire.apis import FETCH, PRODUCE, api_name
 
@@ -156,7 +156,7 @@ class UsageMeter:
             for usage in client.values():
                 if usage.rated_bytes:
                     rate, usage.rated_bytes = usage.rated_bytes / seconds, 0
-                    usage.rates[bucket_of(rate)] += 1
+                    usage.rates[rate_bucket_of(rate)] += 1
                     usage.peak = max(usage.peak, rate)
             yield
 

@@ -102,13 +102,13 @@ class UsageRecord(BaseModel):
         self.peak = max(self.peak, later.peak)
 
 
-def message_key(record: UsageRecord) -> bytes:
+def client_message_key(record: UsageRecord) -> bytes:
     """Return the key of a record's message: one client's records are in one partition."""
     key = record.listener, record.user, record.client_id
     return json.dumps(key, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def bucket_of(rate: float) -> int:
+def rate_bucket_of(rate: float) -> int:
     """Return the bucket of a rate above 0."""
     return math.ceil(math.log(rate) / math.log(BUCKET_GROWTH))
 

@@ -24,7 +24,7 @@ from proxy.slices import TimeSlicer
 from proxy.state import StateError
 from proxy.state.kafka.messages import GZIP_CODE, decode_batches
 from proxy.state.kafka.state_topic import COMPACT, StateTopic
-from proxy.usage.usage_record import UsageKey, UsageRecord, message_key
+from proxy.usage.usage_record import UsageKey, UsageRecord, client_message_key
 
 USAGE_PARTITIONS = 6
 RETENTION_MS = 90 * 24 * 3600 * 1000
@@ -99,7 +99,7 @@ class UsageTopic(StateTopic):
         """
         by_partition: dict[int, list[UsageRecord]] = {}
         for record in records:
-            partition = (murmur2(message_key(record)) & 0x7FFFFFFF) % self.partitions
+            partition = (murmur2(client_message_key(record)) & 0x7FFFFFFF) % self.partitions
             by_partition.setdefault(partition, []).append(record)
         for number, left in by_partition.items():
             while left:
@@ -141,7 +141,7 @@ def _batch(records: Sequence[UsageRecord]) -> tuple[bytes, int]:
     count, now_ms = 0, int(time.time() * MS_PER_SECOND)
     for each in records:
         value, ended_ms = each.model_dump_json().encode(), min(each.end_ms, now_ms)
-        if not batch.append(count, ended_ms, message_key(each), value, []):
+        if not batch.append(count, ended_ms, client_message_key(each), value, []):
             break
         count += 1
     return bytes(batch.build()), count

@@ -49,8 +49,8 @@ class Handling(Enum):
     REWRITE = "rewrite"
     """Put the response, or its start, through `rewriting`: broker addresses, versions."""
     PER_BROKER = "per broker"
-    """Nothing, but to settings `without_addresses`; at the fallback put it through
-    `without_broker_data`: tools ask each broker, and add up."""
+    """Nothing, but to settings `without_config_addresses`; at the fallback put it through
+    `empty_broker_response`: tools ask each broker, and add up."""
     REFUSE = "refuse"
     """It may carry addresses that could not be found, so the request must not reach a broker."""
     UNKNOWN = "unknown"
@@ -67,7 +67,7 @@ class Api:
     the last one that was reviewed."""
     last_offered: int | None = None
     """The last version in ApiVersions responses; None: `max_version`. A client that asks for none
-    may use later ones: the broker is asked in this one, see `asked_version`."""
+    may use later ones: the broker is asked in this one, see `forwarded_api_version`."""
     request: Any = None
     """Its message class, and that of the response, of kafka-python; None without a schema."""
     response: Any = None
@@ -278,7 +278,7 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     )
 
 
-def asked_version(api_key: int, version: int) -> int:
+def forwarded_api_version(api_key: int, version: int) -> int:
     """Return the version in which a broker is asked for what a client asks in this one.
 
     A later Fetch than is offered is the same as the last one that is, and so is its response. For

@@ -10,11 +10,11 @@ from proxy.wire.frames import INT32, MalformedFrame
 from proxy.wire.layout import (
     UNREADABLE,
     Buffer,
-    PartitionFields,
+    PartitionFieldReader,
     PartitionRow,
     TooManyElements,
     request_layout,
-    request_partitions,
+    request_partition_reader,
 )
 
 TopicKey: TypeAlias = str | bytes
@@ -101,14 +101,14 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestContent:
 
 
 @cache
-def _request_form(version: int) -> tuple[Struct, PartitionFields, PartitionFields | None]:
+def _request_form(version: int) -> tuple[Struct, PartitionFieldReader, PartitionFieldReader | None]:
     """Return how to read what comes before the topics, the topics and those that are forgotten."""
     layout = request_layout(FETCH, version)
     array = "forgotten_topics_data"
     return (
         layout.head("session_id", "session_epoch"),
-        request_partitions(FETCH, version, "partition", "fetch_offset"),
-        request_partitions(FETCH, version, array=array) if array in layout.fields else None,
+        request_partition_reader(FETCH, version, "partition", "fetch_offset"),
+        request_partition_reader(FETCH, version, array=array) if array in layout.fields else None,
     )
 
 
@@ -119,7 +119,7 @@ def fetch_limits(
 
     The first is for how many milliseconds the broker may wait for data, the second how many bytes
     the whole response may have: before version 3, which has no such limit, MAX_BYTES. None means
-    that more bytes are needed. Raises as `read_request_int` does.
+    that more bytes are needed. Raises as `read_int_field` does.
     """
     limits, bytes_at = _limits(version)
     end = start + limits.size
@@ -145,7 +145,7 @@ def lower_fetch_bytes(
     if bytes_at is not None:
         INT32.pack_into(frame, start + bytes_at, max_bytes)
         return
-    fields = request_partitions(FETCH, version)
+    fields = request_partition_reader(FETCH, version)
     found: list[PartitionRow] = []
     try:
         topics = request_layout(FETCH, version).seek("topics", frame, start)

@@ -30,7 +30,7 @@ from proxy.wire.produce import (
     BATCH_PREFIX_BYTES,
     MAX_LOG_OFFSET,
     MIN_BATCH_BYTES,
-    end_of_batches,
+    next_offset_of_batches,
     read_batch_head,
 )
 
@@ -271,7 +271,11 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
                 records_bytes, pos = max(number[0], 0), number[1]
                 after = pos + records_bytes
                 index, error_code, high, stable, start = *head, *form.absent
-                last = end_of_batches(data, pos, after) if records_bytes and after <= end else None
+                last = (
+                    next_offset_of_batches(data, pos, after)
+                    if records_bytes and after <= end
+                    else None
+                )
                 if follows_batches and after > end:
                     piece, last = yield from _follow_batches(data, pos, end, limit, records_bytes)
                     data, after, end, limit = piece
@@ -304,7 +308,7 @@ def _follow_batches(
 ) -> Generator[int, _Piece, tuple[_Piece, int | None]]:
     """Follow the walk through records; return the piece at whose position they end.
 
-    With it comes the offset behind the last whole batch, as `end_of_batches` returns it.
+    With it comes the offset behind the last whole batch, as `next_offset_of_batches` returns it.
     """
     left, last = records_bytes, None
     while left >= BATCH_HEAD_BYTES:
@@ -406,7 +410,7 @@ def partition_row_reader(head: Struct, replica_bytes: int) -> ReadRows:
                     ):
                         last_end = offset + delta + 1
                 if last_end is None:
-                    last_end = end_of_batches(data, at, after)
+                    last_end = next_offset_of_batches(data, at, after)
             rows.append((index, error, high, stable, start, size, last_end))
             pos = after
             if pos >= end or data[pos]:

@@ -9,11 +9,11 @@ from proxy.wire.frames import FrameShape, frame_shape
 from proxy.wire.layout import (
     PartitionRow,
     request_layout,
-    request_partitions,
+    request_partition_reader,
     response_layout,
-    response_partitions,
+    response_partition_reader,
 )
-from proxy.wire.produce import end_of_batches
+from proxy.wire.produce import next_offset_of_batches
 
 FetchRunShape: TypeAlias = tuple[FrameShape, FrameShape, int, int]
 """Of a whole request; of a response up to its records, but for a length of them that is a varint;
@@ -42,7 +42,7 @@ def fetch_run_shape(
     """
     body = memoryview(request)[request_at:]
     layout, answer = request_layout(FETCH, version), response_layout(FETCH, version)
-    asked = request_partitions(FETCH, version, "partition", "fetch_offset")
+    asked = request_partition_reader(FETCH, version, "partition", "fetch_offset")
     limit_at = max_bytes_position(version, request_at)
     if "session_epoch" not in layout.fields or limit_at is None:
         raise ValueError("a version that is not like most")
@@ -52,7 +52,7 @@ def fetch_run_shape(
         raise ValueError("a request that is not like most")
     ((topic, place, (index, _)),) = wanted
     session = 0, *layout.head("session_id").unpack_from(body)
-    said = response_partitions(FETCH, version, "partition_index", "error_code")
+    said = response_partition_reader(FETCH, version, "partition_index", "error_code")
     rows: list[PartitionRow] = []
     said.read_array(response, said.seek(response, response_at), rows)
     row_at = rows[0][1] if rows else 0
@@ -64,7 +64,7 @@ def fetch_run_shape(
     records_at = said.partition.seek("records", response, row_at)
     start, end = said.partition.fields["records"].content(response, records_at)
     tags, like_until = (b"", start) if answer.tags is None else (_NO_TAGS, records_at)
-    if response[end:] != tags or end_of_batches(response, start, end) is None:
+    if response[end:] != tags or next_offset_of_batches(response, start, end) is None:
         raise ValueError("another answer than records")
     offset_at = request_at + place + asked.partition.seek("fetch_offset", b"", 0)
     changes = [_REQUEST_NUMBER, (limit_at, _ANY_LIMIT), (offset_at, _ANY_OFFSET)]

@@ -19,7 +19,7 @@ from proxy.wire.layout import (
     Buffer,
     PartitionRow,
     request_layout,
-    response_partitions,
+    response_partition_reader,
     skip_tags,
 )
 
@@ -132,7 +132,7 @@ def parse_request_head(view: Buffer, *, max_request_bytes: int) -> RequestHead |
     return RequestHead(frame_bytes, api_key, version, correlation_id, client_id, pos)
 
 
-def read_request_int(head: RequestHead, frame: Buffer, field: str) -> tuple[int, int] | None:
+def read_int_field(head: RequestHead, frame: Buffer, field: str) -> tuple[int, int] | None:
     """Return one of the first fields of a request's body, an integer, and where it ends.
 
     None means that more bytes are needed. Raises MalformedFrame when the frame ends before the
@@ -167,7 +167,7 @@ def parse_response_head(view: Buffer) -> tuple[int, int] | None:
     return LENGTH_BYTES + length, correlation_id
 
 
-def check_frame_length(frame: Buffer) -> None:
+def check_whole_response(frame: Buffer) -> None:
     """Raise MalformedResponse when a response frame is not whole, or has no room for a header."""
     size = len(frame)
     if size < RESPONSE_HEADER_BYTES or INT32.unpack_from(frame)[0] != size - LENGTH_BYTES:
@@ -179,7 +179,7 @@ def response_body_start(api_key: int, version: int, frame: Buffer) -> int:
 
     Raises MalformedResponse, also when the frame is not whole.
     """
-    check_frame_length(frame)
+    check_whole_response(frame)
     if not plan_of(api_key, version).is_flexible:
         return RESPONSE_HEADER_BYTES
     try:
@@ -194,7 +194,7 @@ def read_partitions(
     """Return the wanted fields of each partition in a whole response. Raises MalformedResponse."""
     body = response_body_start(api_key, version, frame)
     try:
-        return response_partitions(api_key, version, *wanted).read(frame, body)
+        return response_partition_reader(api_key, version, *wanted).read(frame, body)
     except UNREADABLE as error:
         raise MalformedResponse(f"a {api_name(api_key)} response: {error}") from None
 

@@ -29,7 +29,7 @@ Steps: TypeAlias = Generator[None, None, _T]
 A message may have a million elements."""
 
 
-def run_steps(steps: Generator[object, None, _T]) -> _T:
+def run_generator(steps: Generator[object, None, _T]) -> _T:
     """Take all steps at once; return what they return."""
     while True:
         try:
@@ -305,7 +305,7 @@ class _OptionalRecord:
         return pos + 1 if data[pos] == _NULL_STRUCT else self.record.skip(data, pos + 1)
 
 
-def seek_end(layout: RecordLayout, data: Buffer, pos: int) -> Steps[int]:
+def seek_tag_section(layout: RecordLayout, data: Buffer, pos: int) -> Steps[int]:
     """Return where the tag section of the record at `pos` begins, in steps.
 
     Elements of its arrays, and of the arrays in these, are skipped a few at a time.
@@ -349,13 +349,13 @@ response_layout = partial(_message_layout, "response")
 
 
 @cache
-def tagged_response_layout(api_key: int, version: int, field: str) -> RecordLayout:
+def tagged_field_layout(api_key: int, version: int, field: str) -> RecordLayout:
     """Return the layout of a top-level tagged field's value: a record of the field alone."""
     node = _compile(message_schema(APIS[api_key].response).fields[field], version, flexible=True)
     return RecordLayout({field: node}, None, (node.skip,))
 
 
-class PartitionFields:
+class PartitionFieldReader:
     """Reads some fields of each partition in a message.
 
     The message has an array of topics, each of which is a name or id and an array of partitions.
@@ -454,17 +454,17 @@ def _reading_name(node: _Sized) -> Callable[[Buffer, int], tuple[str, int]]:
 
 
 @cache
-def request_partitions(
+def request_partition_reader(
     api_key: int, version: int, *wanted: str, array: str | None = None
-) -> PartitionFields:
+) -> PartitionFieldReader:
     """Return how to read the partitions of a request. Raises as `request_layout` does."""
-    return PartitionFields(request_layout(api_key, version), array, wanted, MAX_ELEMENTS)
+    return PartitionFieldReader(request_layout(api_key, version), array, wanted, MAX_ELEMENTS)
 
 
 @cache
-def response_partitions(api_key: int, version: int, *wanted: str) -> PartitionFields:
+def response_partition_reader(api_key: int, version: int, *wanted: str) -> PartitionFieldReader:
     """Return how to read the partitions of a response. Raises as `response_layout` does."""
-    return PartitionFields(response_layout(api_key, version), None, wanted)
+    return PartitionFieldReader(response_layout(api_key, version), None, wanted)
 
 
 def _compile_record(schema: Any, version: int, *, flexible: bool) -> RecordLayout:

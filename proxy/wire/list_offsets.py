@@ -12,10 +12,10 @@ from proxy.wire.frames import INT32, MalformedFrame, read_partitions
 from proxy.wire.layout import (
     UNREADABLE,
     Buffer,
-    PartitionFields,
+    PartitionFieldReader,
     TooManyElements,
     request_layout,
-    request_partitions,
+    request_partition_reader,
 )
 from proxy.wire.topic_partition import TopicPartition
 
@@ -89,11 +89,11 @@ _read_again = lru_cache(MAX_LOOKUPS_KEPT)(_read_request)
 
 
 @cache
-def _request_form(version: int) -> tuple[Struct, PartitionFields]:
+def _request_form(version: int) -> tuple[Struct, PartitionFieldReader]:
     """Return how to read the isolation level, if the version has it, and the partitions."""
     return (
         request_layout(LIST_OFFSETS, version).head("isolation_level"),
-        request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp"),
+        request_partition_reader(LIST_OFFSETS, version, "partition_index", "timestamp"),
     )
 
 

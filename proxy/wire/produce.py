@@ -25,9 +25,9 @@ from proxy.wire.layout import (
     STEP_ELEMENTS,
     UNREADABLE,
     Buffer,
-    request_partitions,
+    request_partition_reader,
     response_layout,
-    response_partitions,
+    response_partition_reader,
     skip_tags,
 )
 
@@ -86,7 +86,7 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
     """
     if not _is_read(version):
         return ()
-    fields = request_partitions(PRODUCE, version, "index")
+    fields = request_partition_reader(PRODUCE, version, "index")
     head, read_count, is_tagged = fields.head, fields.read_count, fields.is_tagged
     records = fields.partition.fields["records"]
     found, left = [], MAX_ELEMENTS
@@ -126,7 +126,7 @@ def read_produced_bytes(
     """
     if not _is_read(version):
         return
-    fields = request_partitions(PRODUCE, version, "index")
+    fields = request_partition_reader(PRODUCE, version, "index")
     read_count, is_tagged = fields.read_count, fields.is_tagged
     records, index_bytes = fields.partition.fields["records"], fields.head.size
     sizes: dict[TopicKey, int] = {}
@@ -161,7 +161,7 @@ def names_one_topic(version: int, body: Buffer) -> bool:
     """Return whether a request appends to one topic alone; `body` may end before the request."""
     if not _is_read(version):
         return False
-    fields = request_partitions(PRODUCE, version, "index")
+    fields = request_partition_reader(PRODUCE, version, "index")
     try:
         return fields.read_count(body, fields.seek(body, 0))[0] == 1
     except UNREADABLE:
@@ -193,7 +193,7 @@ def read_batch_head(data: Buffer, start: int) -> tuple[int, int] | None:
     return (BATCH_PREFIX_BYTES + length, offset + delta + 1) if delta >= 0 else None
 
 
-def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
+def next_offset_of_batches(data: Buffer, start: int, end: int) -> int | None:
     """Return the offset behind the last whole record batch in `data[start:end]`.
 
     Brokers cut off the last batch where the client's limit is: it does not count. Batches of
@@ -224,7 +224,7 @@ def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
     return found
 
 
-class BrokerlessResponses:
+class AddressFreeResponses:
     """The responses on one connection that named no broker.
 
     One that equals such a one, but for numbers, names none.
@@ -251,7 +251,7 @@ class BrokerlessResponses:
             return
         with unreadable_is_malformed():
             layout = response_layout(PRODUCE, version)
-            fields = response_partitions(PRODUCE, version)
+            fields = response_partition_reader(PRODUCE, version)
             pos = response_body_start(PRODUCE, version, frame)
             if frame[layout.seek(None, frame, pos) :] != NO_TAGS:
                 return

@@ -18,7 +18,12 @@ from proxy.wire.apis import (
     last_offered_version,
     plan_of,
 )
-from proxy.wire.frames import INT32, MalformedResponse, check_frame_length, unreadable_is_malformed
+from proxy.wire.frames import (
+    INT32,
+    MalformedResponse,
+    check_whole_response,
+    unreadable_is_malformed,
+)
 from proxy.wire.layout import (
     INCOMPLETE,
     NULL,
@@ -28,10 +33,10 @@ from proxy.wire.layout import (
     Steps,
     read_tags,
     response_layout,
-    run_steps,
-    seek_end,
+    run_generator,
+    seek_tag_section,
     skip_tags,
-    tagged_response_layout,
+    tagged_field_layout,
     write_tags,
 )
 
@@ -77,7 +82,7 @@ _Edit: TypeAlias = tuple[int, int, bytes]
 """Start and end of the bytes to replace, and what comes in their place."""
 
 
-def rewrite_steps(
+def rewrite_in_steps(
     api_key: int,
     version: int,
     frame: Buffer,
@@ -109,7 +114,7 @@ def rewrite_steps(
         return (yield from _applied(frame, edits)) if edits else frame
 
 
-def without_broker_data(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
+def empty_broker_response(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
     """Return a response to what is asked of each broker as one without any data has it, in steps.
 
     That broker is the fallback: no groups, no transactions, no replicas in its log dirs, and no
@@ -128,7 +133,7 @@ def without_broker_data(api_key: int, version: int, frame: Buffer) -> Steps[Buff
         return (yield from _applied(frame, edits)) if edits else frame
 
 
-def without_addresses(version: int, frame: Buffer) -> Steps[Buffer]:
+def without_config_addresses(version: int, frame: Buffer) -> Steps[Buffer]:
     """Return a DescribeConfigs response without the addresses in brokers' settings, in steps.
 
     These come as Kafka has secrets: null, sensitive and without synonyms. A response with nothing
@@ -179,12 +184,12 @@ def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -
     Without its correlation id it is the same for all clients of a broker with the same version.
     """
     frame = length + bytes(RESPONSE_HEADER_BYTES - LENGTH_BYTES) + rest
-    check_frame_length(frame)
+    check_whole_response(frame)
     with unreadable_is_malformed():
-        edits = run_steps(
+        edits = run_generator(
             _edits(API_VERSIONS, version, frame, no_address, passes_unknown=passes_unknown)
         )
-        return bytes(run_steps(_applied(frame, edits))) if edits else None
+        return bytes(run_generator(_applied(frame, edits))) if edits else None
 
 
 def no_address(_node_id: int, _host: str, _port: int) -> None:
@@ -199,7 +204,7 @@ def _applied(frame: Buffer, edits: list[_Edit]) -> Steps[bytearray]:
     return changed
 
 
-def set_throttle_time(api_key: int, version: int, frame: Buffer, throttle_ms: int) -> Buffer:
+def with_throttle_time(api_key: int, version: int, frame: Buffer, throttle_ms: int) -> Buffer:
     """Return the whole frame with throttle_time_ms raised to `throttle_ms`, never lowered.
 
     A response that has no such field, or whose API or version is not known, is returned as the
@@ -207,7 +212,7 @@ def set_throttle_time(api_key: int, version: int, frame: Buffer, throttle_ms: in
     """
     if not is_known(api_key, version):
         return frame
-    check_frame_length(frame)
+    check_whole_response(frame)
     with unreadable_is_malformed():
         layout, pos = _open(api_key, version, frame)
         if "throttle_time_ms" not in layout.fields:
@@ -349,8 +354,8 @@ def _edit_endpoints(
     """Edit the new leaders' addresses (KIP-951) in the tag section of the body at `pos`."""
     layout = response_layout(api_key, version)
     number = (layout.tags or {})["node_endpoints"]
-    array = tagged_response_layout(api_key, version, "node_endpoints")
-    start = yield from seek_end(layout, frame, pos)
+    array = tagged_field_layout(api_key, version, "node_endpoints")
+    start = yield from seek_tag_section(layout, frame, pos)
     tags, end = read_tags(frame, start)
     fields = []
     for tag in tags:

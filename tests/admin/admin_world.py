@@ -22,12 +22,12 @@ from proxy.config.endpoints import HostPort
 from proxy.config.models import AdminSection
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import FollowedQuery
-from proxy.progress.report import QueryScope
+from proxy.progress.report import ReportableQueries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 from proxy.relay.connection_list import ConnectionList
-from proxy.relay.ports import bind_ports
+from proxy.relay.ports import bind_each_address
 from proxy.state import MemoryStore, Record, StateError
 from proxy.usage.observed_usage import ObservedUsage
 from proxy.usage.usage_meter import UsageMeter
@@ -98,7 +98,7 @@ class NoQueries:
 
     registry = SimpleNamespace(clients={})
 
-    async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
+    async def accept(self, raw: bytes, scope: ReportableQueries) -> Mapping[str, object]:
         raise AssertionError(f"nobody reports here: {raw!r} of {scope}")
 
     def progress(self) -> Sequence[FollowedQuery]:
@@ -126,7 +126,7 @@ class AdminWorld(QuotaWorld):
     """Everything behind the server."""
 
     def __init__(self, rules: tuple[Rule, ...] = RULES) -> None:
-        settings = QuotaSettings(rules=rules)
+        settings = QuotaManagerSettings(rules=rules)
         self.open_quotas(settings)
         self.store = Disk()
         self.audit = AuditLog(self.store)
@@ -224,7 +224,7 @@ Ask = Callable[..., Awaitable[Answer]]
 
 async def start(server: AdminServer, host: str = "127.0.0.1", port: int = 0) -> None:
     """Start a server at a port, by default any free one."""
-    await server.start(bind_ports(host, port, ()))
+    await server.start(bind_each_address(host, port, ()))
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from proxy.pipeline.completion import CompletionTracker, StageBatch
 from proxy.pipeline.graph import (
     PendingLimit,
     PipelineSettings,
-    SourceSettings,
+    SourceProducerSettings,
     StageSettings,
 )
 from proxy.pipeline.ledger import TopicRange
@@ -51,7 +51,9 @@ def chain(name: str, *stages: str, **changes: Any) -> PipelineSettings:
     return PipelineSettings(
         name=name,
         sources=(
-            SourceSettings(client_id=first, produces=(first,), normal_rate=NORMAL_RATE, step=200.0),
+            SourceProducerSettings(
+                client_id=first, produces=(first,), normal_rate=NORMAL_RATE, step=200.0
+            ),
         ),
         stages=tuple(
             stage(each, topics[number], each if number < len(stages) - 1 else None)

@@ -11,12 +11,12 @@ from parts.query_world import QueryWorld
 from parts.reports import ReportingDriver, batch_document, uuid
 
 from proxy.admin.server import AdminServer
-from proxy.backpressure.query_advice import advise
+from proxy.backpressure.query_advice import update_query_advice
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import SkipReason
 from proxy.progress.query import FollowedQuery, ProgressSettings, QuerySettings
-from proxy.progress.report import ALL_QUERIES, QueryScope, ReportRefused, parse_report
+from proxy.progress.report import ALL_QUERIES, ReportableQueries, ReportRefused, parse_report
 from proxy.progress.tracker import QueryReader
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import AdaptiveSettings, Rule
@@ -56,10 +56,10 @@ class SparkWorld(AdminWorld, QueryWorld):
     def server(self, host: str = "127.0.0.1", **changes: Any) -> AdminServer:
         return super().server(host, **({"reports": self} | changes))
 
-    async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
+    async def accept(self, raw: bytes, scope: ReportableQueries) -> Mapping[str, object]:
         return self.take(raw, scope)
 
-    def take(self, raw: bytes, scope: QueryScope = ALL_QUERIES) -> Mapping[str, object]:
+    def take(self, raw: bytes, scope: ReportableQueries = ALL_QUERIES) -> Mapping[str, object]:
         try:
             report = parse_report(raw)
         except ReportRefused as error:
@@ -68,7 +68,7 @@ class SparkWorld(AdminWorld, QueryWorld):
         accepted = self.accept_report(report, scope)
         query = accepted.query
         pressed = self.backpressure.of_client(query.client_id)
-        advise(
+        update_query_advice(
             query,
             self.quotas.table,
             pressed[0].rule if pressed else None,

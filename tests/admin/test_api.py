@@ -10,7 +10,7 @@ from aiohttp import hdrs
 from proxy.admin.server import AdminServer
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleOrigin, RuleRegistry
-from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaManagerSettings, Rule
 
 ETL = "/v1/quotas/client-id=etl-orders"
 HOSTILE = (
@@ -231,7 +231,7 @@ async def test_a_rule_is_shown_with_all_that_it_has(world: AdminWorld, ask: Ask)
         enforce=False,
         place="f:1",
     )
-    await world.rules.use_file(QuotaSettings(rules=(rule,)))
+    await world.rules.use_file(QuotaManagerSettings(rules=(rule,)))
     (shown,) = (await ask("GET", "/v1/quotas")).json["quotas"]
     assert shown["bounds"] == {str(kind): bound for kind, bound in bounds.items()}
     assert (shown["expected"], shown["enforce"]) == (True, False)

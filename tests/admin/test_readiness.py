@@ -11,7 +11,7 @@ from proxy.health import (
     SILENCE_GRACE_S,
     SILENT,
     UNRESOLVED,
-    Readiness,
+    ReadinessProblems,
     assess_readiness,
 )
 
@@ -21,7 +21,7 @@ NOW_S = 1000.0
 
 def judged(
     silent_s: float | None = None, unresolved: Sequence[str] = (), *, writable: bool = True, **seen
-) -> Readiness:
+) -> ReadinessProblems:
     brokers = SimpleNamespace(
         **{"refusal": None, "loop": None, **seen},
         silent_since_s=None if silent_s is None else NOW_S - silent_s,
@@ -33,21 +33,25 @@ def judged(
 @pytest.mark.parametrize(
     ("reachable", "was_reachable", "refusal", "silent_s", "expected"),
     [
-        pytest.param(False, False, None, None, Readiness(SILENT), id="not probed yet"),
-        pytest.param(False, False, None, 1.0, Readiness(SILENT), id="silent from the start"),
-        pytest.param(True, True, None, None, Readiness(), id="answers"),
+        pytest.param(False, False, None, None, ReadinessProblems(SILENT), id="not probed yet"),
         pytest.param(
-            False, False, "a wrong password", None, Readiness(NO_LOGIN), id="never let in"
+            False, False, None, 1.0, ReadinessProblems(SILENT), id="silent from the start"
+        ),
+        pytest.param(True, True, None, None, ReadinessProblems(), id="answers"),
+        pytest.param(
+            False, False, "a wrong password", None, ReadinessProblems(NO_LOGIN), id="never let in"
         ),
         pytest.param(
-            *(False, True, "a wrong password", None, Readiness(warning=NO_LOGIN)),
+            *(False, True, "a wrong password", None, ReadinessProblems(warning=NO_LOGIN)),
             id="let in no longer, clients are",
         ),
         pytest.param(
-            *(False, True, None, SILENCE_GRACE_S - 1, Readiness(warning=SILENT)),
+            *(False, True, None, SILENCE_GRACE_S - 1, ReadinessProblems(warning=SILENT)),
             id="silent for a moment",
         ),
-        pytest.param(False, True, None, SILENCE_GRACE_S, Readiness(SILENT), id="silent for long"),
+        pytest.param(
+            False, True, None, SILENCE_GRACE_S, ReadinessProblems(SILENT), id="silent for long"
+        ),
     ],
 )
 def test_readiness(reachable, was_reachable, refusal, silent_s, expected):
@@ -55,7 +59,7 @@ def test_readiness(reachable, was_reachable, refusal, silent_s, expected):
     assert judged(**seen, silent_s=silent_s) == expected
     # What is wrong with the cluster comes first, and no client is sent away for the state.
     unkept = judged(**seen, silent_s=silent_s, writable=False)
-    assert unkept == (Readiness(warning=NOT_WRITABLE) if reachable else expected)
+    assert unkept == (ReadinessProblems(warning=NOT_WRITABLE) if reachable else expected)
 
 
 LOOP = "proxy:9092 is this proxy itself"
@@ -64,9 +68,9 @@ LOOP = "proxy:9092 is this proxy itself"
 @pytest.mark.parametrize(
     ("reachable", "was_reachable", "expected"),
     [
-        pytest.param(False, False, Readiness(LOOP), id="nothing else"),
-        pytest.param(False, True, Readiness(warning=LOOP), id="nothing else for a moment"),
-        pytest.param(True, True, Readiness(warning=LOOP), id="beside a broker"),
+        pytest.param(False, False, ReadinessProblems(LOOP), id="nothing else"),
+        pytest.param(False, True, ReadinessProblems(warning=LOOP), id="nothing else for a moment"),
+        pytest.param(True, True, ReadinessProblems(warning=LOOP), id="beside a broker"),
     ],
 )
 def test_what_leads_to_the_proxy_itself(reachable, was_reachable, expected):
@@ -75,5 +79,5 @@ def test_what_leads_to_the_proxy_itself(reachable, was_reachable, expected):
 
 
 def test_names_that_do_not_resolve():
-    expected = Readiness(warning=f"{UNRESOLVED}: a, b")
+    expected = ReadinessProblems(warning=f"{UNRESOLVED}: a, b")
     assert judged(unresolved=["b", "a"], reachable=True, was_reachable=True) == expected

@@ -23,9 +23,9 @@ from proxy.admin.port.guard import (
 )
 from proxy.admin.query_documents import progress_documents
 from proxy.progress.query import QuerySettings
-from proxy.progress.report import QueryScope
+from proxy.progress.report import ReportableQueries
 
-TEAM_A = QueryScope(("team-a-*", "orders"))
+TEAM_A = ReportableQueries(("team-a-*", "orders"))
 TOKENS = (
     *OPEN.tokens,
     AdminToken("team-a", "team-a-text", (AccessRight.REPORT,), TEAM_A),

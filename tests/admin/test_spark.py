@@ -18,7 +18,7 @@ from proxy.admin.query_documents import (
     ListedPartition,
     QueryDocuments,
     grouped_by_query,
-    paged_partitions,
+    partition_page_builder,
     partitions_of,
 )
 from proxy.pipeline.running_pipeline import RunningPipeline
@@ -341,7 +341,7 @@ def test_partitions_left_off_need_nobody_sooner(documents: list[dict[str, Any]],
         return (False, 0) if each is None else (bool(each["stuck_since"]), each["lag_records"] or 0)
 
     rows = list(partitions_of(documents))
-    shown = paged_partitions(PageRequest(most), rows).rows()
+    shown = partition_page_builder(PageRequest(most), rows).rows()
     assert len(shown) == min(most, len(rows))
     left = list(rows)
     for row in shown:

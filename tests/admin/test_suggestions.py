@@ -15,7 +15,14 @@ from proxy.cluster.upstream import NonRetriableError
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rule_registry import make_override
-from proxy.quota.rules import Budget, QuotaSettings, Rule, RuleTable, Share, mismatch_of_keys
+from proxy.quota.rules import (
+    Budget,
+    QuotaManagerSettings,
+    Rule,
+    RuleTable,
+    Share,
+    client_key_mismatch,
+)
 from proxy.quota.values import parse_size
 from proxy.usage.observed_usage import ObservedUsage
 
@@ -53,7 +60,7 @@ def move(
         world.sample()
 
 
-def configured(folder: Path, text: str) -> QuotaSettings:
+def configured(folder: Path, text: str) -> QuotaManagerSettings:
     """Load a configuration with the suggested section."""
     listener = "{name: default, bind: '127.0.0.1:0', advertised_host: h, broker_ports: 0}"
     file = folder / "quota-proxy.yaml"
@@ -62,7 +69,9 @@ def configured(folder: Path, text: str) -> QuotaSettings:
     return load_config(file).quota_settings
 
 
-def bounds(settings: QuotaSettings, client_id: str, user: str | None = None) -> list[float | None]:
+def bounds(
+    settings: QuotaManagerSettings, client_id: str, user: str | None = None
+) -> list[float | None]:
     table, identity = RuleTable(settings.rules), ClientIdentity("default", user, client_id)
     found = (table.match(kind, identity) for kind in (CONSUMER, PRODUCER))
     kinds = (CONSUMER, PRODUCER)
@@ -126,7 +135,7 @@ async def test_executors_get_one_bound_together(world: AdminWorld, ask: Ask, tmp
     (rule,) = configured(tmp_path, text).rules
     assert (rule.client_id_prefix, rule.scope) == ("consumer-spark-kafka-source-", "shared")
     other = EXECUTOR.replace("92017897", "00000000")
-    assert mismatch_of_keys(rule.keys, ClientIdentity("l", None, other)) is None
+    assert client_key_mismatch(rule.keys, ClientIdentity("l", None, other)) is None
 
 
 async def test_who_has_no_rule_comes_first(unruled: AdminWorld, ask_unruled: Ask, tmp_path: Path):

@@ -17,7 +17,7 @@ from metrics.member_names import machine_of
 from proxy.admin.peers import members as members_module
 from proxy.admin.port.guard import AccessRules
 from proxy.admin.server import AdminServer
-from proxy.progress.report import QueryScope, RefusalReason, ReportRefused
+from proxy.progress.report import RefusalReason, ReportableQueries, ReportRefused
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import SensorDebt
 from proxy.state import Document, Record
@@ -37,7 +37,7 @@ class Reported(NoQueries):
     def __init__(self) -> None:
         self.taken: list[bytes] = []
 
-    async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
+    async def accept(self, raw: bytes, scope: ReportableQueries) -> Mapping[str, object]:
         del scope
         if b"{" not in raw:
             raise ReportRefused(RefusalReason.MALFORMED, "not a report", "send one")

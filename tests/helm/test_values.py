@@ -77,7 +77,7 @@ def _at(*path: str) -> dict[str, Any]:
         (models.QuerySection, ("queries", "*")),
         (graph.PipelineSettings, ("pipelines", "*")),
         (graph.PendingLimit, ("pipelines", "*", "max_pending")),
-        (graph.SourceSettings, ("pipelines", "*", "sources", "*")),
+        (graph.SourceProducerSettings, ("pipelines", "*", "sources", "*")),
         (graph.StageSettings, ("pipelines", "*", "stages", "*")),
         (models.ProgressSection, ("progress",)),
         (models.ThrottleSection, ("throttle",)),

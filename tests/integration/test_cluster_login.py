@@ -40,7 +40,7 @@ from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
 from proxy.progress.committer import Committer
 from proxy.progress.log_offset_poller import LogOffsetPoller
-from proxy.relay.brokers import Brokers
+from proxy.relay.brokers import BrokerConnector
 from proxy.state import KafkaStore, StateError
 from proxy.state.store import Record
 from proxy.wire.apis import METADATA
@@ -207,7 +207,7 @@ async def test_over_tls(kafka: EmbeddedBroker, topic: Callable[..., str]) -> Non
 
 
 async def test_the_probe_learns_the_brokers(kafka: EmbeddedBroker, login: Login) -> None:
-    brokers = Brokers(bootstrap_of(kafka, login))
+    brokers = BrokerConnector(bootstrap_of(kafka, login))
     async with at_work(brokers.monitor()):
         await eventually(lambda: brokers.reachable, "it is probed")
     assert brokers.addresses == {1: sasl_port(kafka)}
@@ -215,7 +215,7 @@ async def test_the_probe_learns_the_brokers(kafka: EmbeddedBroker, login: Login)
 
 async def test_no_connection_of_a_client_is_logged_in(kafka: EmbeddedBroker) -> None:
     bootstrap = bootstrap_of(kafka, by("PLAIN", "wrong"))
-    channel = await Brokers(bootstrap).connect(None)
+    channel = await BrokerConnector(bootstrap).connect(None)
     channel.sock.close()
     with pytest.raises(UpstreamError, match=NOT_LET_IN):
         await bootstrap.connect()

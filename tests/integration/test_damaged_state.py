@@ -14,11 +14,11 @@ from examples.devkit.broker import EmbeddedBroker
 
 OVERRIDE = "/v1/quotas/client-id=etl"
 
-Settings = Callable[..., dict[str, Any]]
+SettingsBase = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def settings(kafka: EmbeddedBroker, tmp_path: Path) -> Settings:
+def settings(kafka: EmbeddedBroker, tmp_path: Path) -> SettingsBase:
     def with_state(**state: str) -> dict[str, Any]:
         state |= {"kind": "sqlite", "path": str(tmp_path / "state.db")}
         return config(kafka.bootstrap, state=state)
@@ -37,7 +37,7 @@ def rates(process: ProxyProcess) -> list[float]:
 
 
 @pytest.fixture
-def damaged(settings: Settings, tmp_path: Path) -> Path:
+def damaged(settings: SettingsBase, tmp_path: Path) -> Path:
     """The state file of a proxy that has run."""
     with running(ProxyProcess(settings(), tmp_path / "before")) as process:
         assert put(process, 1000)[0] == 200
@@ -48,7 +48,7 @@ def damaged(settings: Settings, tmp_path: Path) -> Path:
 
 
 def test_by_default_it_is_refused_and_stays(
-    damaged: Path, settings: Settings, tmp_path: Path
+    damaged: Path, settings: SettingsBase, tmp_path: Path
 ) -> None:
     content = damaged.read_bytes()
     file = tmp_path / "refused.yaml"
@@ -59,7 +59,7 @@ def test_by_default_it_is_refused_and_stays(
 
 
 def test_with_start_empty_it_is_kept_aside(
-    damaged: Path, settings: Settings, tmp_path: Path
+    damaged: Path, settings: SettingsBase, tmp_path: Path
 ) -> None:
     content = damaged.read_bytes()
     process = ProxyProcess(settings(on_damage="start_empty"), tmp_path / "after")
@@ -74,7 +74,7 @@ def test_with_start_empty_it_is_kept_aside(
 
 
 def test_what_is_written_to_a_deleted_file_is_answered_with_an_error(
-    settings: Settings, tmp_path: Path
+    settings: SettingsBase, tmp_path: Path
 ) -> None:
     process = ProxyProcess(settings(), tmp_path)
     with running(process):

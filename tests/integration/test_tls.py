@@ -23,7 +23,7 @@ from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.broker_settings import Quorum, new_cluster_id
 from examples.devkit.loopback import free_ports
 from proxy.config import load_config
-from proxy.onboarding.local_usage import store_topic
+from proxy.onboarding.local_usage import copy_usage_topic
 from proxy.relay.log_limiter import LINES_AT_ONCE
 from proxy.spark.usage.usage_stream import usage_query
 from proxy.wire.apis import METADATA
@@ -288,9 +288,9 @@ def test_usage_is_read_with_the_certificates_and_the_login_that_are_wanted(
 
         until(streamed, "all is stored", COPY_S)
     days = datetime.now(UTC).date() - timedelta(1)
-    store_topic(spark, load_config(process.config_file), days, str(tmp_path / "copied"))
+    copy_usage_topic(spark, load_config(process.config_file), days, str(tmp_path / "copied"))
     assert stored(tmp_path / "copied")["write"] > sum(SIZES_BYTES)
 
     password_file.write_text("another")
     with pytest.raises(RuntimeError, match=r"can't read topic 'usage-by-login' at .*: Auth"):
-        store_topic(spark, load_config(process.config_file), days, str(tmp_path / "refused"))
+        copy_usage_topic(spark, load_config(process.config_file), days, str(tmp_path / "refused"))

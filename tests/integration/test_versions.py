@@ -28,7 +28,7 @@ from proxy.wire.apis import (
     PRODUCE,
     Handling,
     api_of,
-    asked_version,
+    forwarded_api_version,
     plan_of,
 )
 
@@ -243,7 +243,7 @@ def test_kafkas_own_definitions_name_brokers_only_where_responses_are_rewritten(
             continue
         api_key, name = definition["apiKey"], definition["name"].removesuffix("Response")
         names[api_key] = name
-        version = asked_version(api_key, api_of(api_key).max_version)
+        version = forwarded_api_version(api_key, api_of(api_key).max_version)
         found = {"Host", "Port"} & set(field_names(definition, version))
         if version >= 0 and found:
             is_rewritten = plan_of(api_key, version).handling is not Handling.PASS

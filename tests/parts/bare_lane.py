@@ -6,7 +6,7 @@ from collections import deque
 from struct import unpack_from
 
 from metrics import CounterChild
-from proxy.relay.intercepted_frames import InterceptedFrames
+from proxy.relay.intercepted_frames import LaneFrameCopies
 from proxy.relay.lane import ANY_RESPONSE, Kind, Lane
 
 MOST_IN_FLIGHT = 10
@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 16
 class BareLane:
     """Passes on what begins like one request, and keeps copies of it as for an interceptor."""
 
-    def __init__(self, shown: InterceptedFrames | None = None) -> None:
+    def __init__(self, shown: LaneFrameCopies | None = None) -> None:
         """With `shown` rows are shown when it says so, else they only gather."""
         pairs = socket.socketpair(), socket.socketpair()
         (self.client, self._ours), (self._theirs, self.broker) = pairs

@@ -9,13 +9,13 @@ from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import QuotaSettings
+from proxy.quota.rules import QuotaManagerSettings
 from proxy.state import UnwrittenRecords
 
 
 def lone_pipeline(settings: PipelineSettings, now_ms: float, now_s: float) -> RunningPipeline:
     registry = QueryRegistry(ProgressSettings(), lambda _: None, lambda _: True)
-    quotas = QuotaManager(QuotaSettings(), Instruments(CollectorRegistry()))
+    quotas = QuotaManager(QuotaManagerSettings(), Instruments(CollectorRegistry()))
     return RunningPipeline(
         *(PipelineGraph(settings), registry, Backpressure(quotas), quotas),
         UnwrittenRecords(),

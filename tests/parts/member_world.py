@@ -13,7 +13,7 @@ from metrics.clock import clock_ms
 from proxy.admin.document_models import RowContext
 from proxy.admin.pipeline_documents import COMPLETION
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
+from proxy.pipeline.graph import PipelineSettings, SourceProducerSettings, StageSettings
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import owns_all
 from proxy.progress.report import ALL_QUERIES, RefusalReason, ReportRefused
@@ -21,7 +21,7 @@ from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveSettings, Rule
 from proxy.relay.intercept_queue import InterceptQueue
-from proxy.relay.interceptor import RedirectToOwner
+from proxy.relay.interceptor import NotOwnerError
 from proxy.state import MemoryStore
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
 from proxy.wire.frames import RequestHead
@@ -190,7 +190,7 @@ class MemberWorld(QuotaWorld):
         try:
             seen = client.request(*lookup_request(client_id, topic), now_ms)
             answer = seen.response(LOOKUP_VERSION, lookup_answer(end, topic), now_ms)
-        except RedirectToOwner:
+        except NotOwnerError:
             return None
         ((_, offset),) = read_list_offsets_response(LOOKUP_VERSION, answer).values()
         return offset
@@ -227,7 +227,9 @@ class Tier:
                 for name in (*STAGES, "lone")
             )
         )
-        source = SourceSettings(client_id="feed", produces=("a",), normal_rate=1e3, step=1e2)
+        source = SourceProducerSettings(
+            client_id="feed", produces=("a",), normal_rate=1e3, step=1e2
+        )
         self.pipelines = [
             PipelineSettings(
                 name=PIPELINE,

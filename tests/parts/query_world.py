@@ -9,8 +9,8 @@ from metrics.exposition import MetricRows, MetricTable, MetricTableCollector
 from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import AcceptedReport, QueryRegistry
-from proxy.progress.report import ALL_QUERIES, QueryScope, Report
-from proxy.wire.layout import run_steps
+from proxy.progress.report import ALL_QUERIES, Report, ReportableQueries
+from proxy.wire.layout import run_generator
 
 
 class QueryWorld(QuotaWorld):
@@ -33,8 +33,12 @@ class QueryWorld(QuotaWorld):
         """Let Prometheus read these."""
         self.prometheus.register(MetricTableCollector(tables, lambda: self.now_ms, 100))
 
-    def accept_report(self, report: Report, scope: QueryScope = ALL_QUERIES) -> AcceptedReport:
-        accepted = run_steps(self.registry.accepting(report, self.now_ms, self.now_s, scope=scope))
+    def accept_report(
+        self, report: Report, scope: ReportableQueries = ALL_QUERIES
+    ) -> AcceptedReport:
+        accepted = run_generator(
+            self.registry.accepting(report, self.now_ms, self.now_s, scope=scope)
+        )
         self.backpressure.record_report(accepted, self.now_ms)
         return accepted
 

@@ -13,8 +13,8 @@ from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import NS_PER_MS, ByteLease, Meter
-from proxy.quota.meters import OF_SENSORS, Clock, ThrottleTime
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.meters import OF_SENSORS, Clock, ThrottleDecision
+from proxy.quota.rules import QuotaManagerSettings, Rule
 
 
 def sensor_collector(quotas: QuotaManager, clock_ms: Clock) -> MetricTableCollector:
@@ -33,12 +33,12 @@ def shown_figure(
 
 
 class QuotaWorld(VirtualTime):
-    """A manager with real instruments and sensors, made of rules and other `QuotaSettings`."""
+    """A manager with real instruments and sensors, of rules and other `QuotaManagerSettings`."""
 
     def __init__(self, *rules: Rule, **settings: Any) -> None:
-        self.open_quotas(QuotaSettings(rules=rules, **settings))
+        self.open_quotas(QuotaManagerSettings(rules=rules, **settings))
 
-    def open_quotas(self, settings: QuotaSettings, **listeners: Any) -> None:
+    def open_quotas(self, settings: QuotaManagerSettings, **listeners: Any) -> None:
         """Make what a process keeps of quotas; the manager gets the listeners."""
         self.prometheus = CollectorRegistry()
         self.instruments = Instruments(self.prometheus, max_label_sets=settings.max_client_entities)
@@ -59,7 +59,7 @@ class QuotaWorld(VirtualTime):
         return list(sensors_in_use(self.quotas, lambda: now_ms))
 
 
-def figures_of(charge: ThrottleTime | None) -> tuple[float, int, QuotaKind, str] | None:
+def figures_of(charge: ThrottleDecision | None) -> tuple[float, int, QuotaKind, str] | None:
     """Return what a charge says, to be compared with that of other sensors."""
     if charge is None:
         return None

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
-from proxy.relay.brokers import MAX_KNOWN_BROKERS, Brokers
+from proxy.relay.brokers import MAX_KNOWN_BROKERS, BrokerConnector
 from proxy.relay.log_limiter import LINES_AT_ONCE
 from proxy.wire.apis import API_VERSIONS, METADATA
 
@@ -49,8 +49,8 @@ class Broker:
         writer.close()
 
 
-def brokers_of(*servers, tls=None, limit_s: float = LIMIT_S) -> Brokers:
-    return Brokers(Bootstrap(servers, tls, limit_s))
+def brokers_of(*servers, tls=None, limit_s: float = LIMIT_S) -> BrokerConnector:
+    return BrokerConnector(Bootstrap(servers, tls, limit_s))
 
 
 def test_a_broker_that_names_ever_new_addresses_has_few_lines():
@@ -65,7 +65,7 @@ def test_a_broker_that_names_ever_new_addresses_has_few_lines():
     assert brokers.addresses[1] == ("real-4999", 9092)
 
 
-async def probe(broker: Broker, times: int = 1) -> Brokers:
+async def probe(broker: Broker, times: int = 1) -> BrokerConnector:
     async with await asyncio.start_server(broker.serve, HOST, 0) as server:
         brokers = brokers_of(server.sockets[0].getsockname()[:2], limit_s=5.0)
         for _ in range(times):

@@ -13,7 +13,7 @@ from relaylab.lab import Lab, open_lab, slow_client, turns, until
 
 from proxy.quota.entities import QuotaKind
 from proxy.relay.interceptor import InterceptedRequest
-from proxy.relay.lifecycle import LifecycleState
+from proxy.relay.lifecycle import PairPhase
 from proxy.relay.services import Limits
 from proxy.wire.apis import FETCH, FIND_COORDINATOR
 from proxy.wire.fetch_response import FetchObserver
@@ -35,7 +35,7 @@ async def dialling(lab: Lab):
     client = await lab.client()
     await client.send(frames.metadata_request(1))
     (connection,) = lab.relay.connections
-    await until(lambda: connection.life.state is not LifecycleState.NEW)
+    await until(lambda: connection.life.state is not PairPhase.NEW)
     return client, None
 
 

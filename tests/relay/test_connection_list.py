@@ -7,7 +7,7 @@ from relaylab.lab import LISTENER, LOCALHOST, fast_client, open_lab, slow_client
 from metrics.clock import clock_ms
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Budget, Rule, Share
-from proxy.relay.channel import TRAFFIC_INTERVAL_MS, Traffic
+from proxy.relay.channel import TRAFFIC_INTERVAL_MS, ConnectionRates
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
 RESPONSE_BYTES = 100_000
@@ -50,7 +50,7 @@ async def test_rates_are_what_the_kernel_has_counted():
 
         def is_acknowledged():
             (connection,) = lab.relay.connections
-            traffic = Traffic(0.0)
+            traffic = ConnectionRates(0.0)
             traffic.measure(connection.channel.sock, 1000.0)
             assert traffic.received_rate == len(fetch_request(1, client_id="etl"))
             assert traffic.exchange_rate <= 1

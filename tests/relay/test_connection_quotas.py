@@ -8,7 +8,7 @@ from relaylab.lab import Lab, open_lab, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import CONNECTION_RATE, DEFAULT, MAX_CONNECTIONS
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 from proxy.relay.services import Limits
 from proxy.wire.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 
@@ -162,7 +162,7 @@ async def test_one_that_waits_gains_by_a_higher_rate():
             await client.send(fetch_request(1))
         await until(lambda: lab.held == len(late))
         began_ms = clock_ms()
-        lab.services.quotas.update(QuotaSettings(rules=(paced(0.5),)))
+        lab.services.quotas.update(QuotaManagerSettings(rules=(paced(0.5),)))
         brokers = [await lab.broker() for _ in late]
         assert 1900 < clock_ms() - began_ms < 9000
         assert [await broker.frame() for broker in brokers] == [fetch_request(1)] * 2

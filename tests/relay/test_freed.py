@@ -8,7 +8,7 @@ import pytest
 from relaylab import frames
 from relaylab.lab import Lab, open_lab, slow_client, turns, until
 
-from proxy.relay.lifecycle import LifecycleState
+from proxy.relay.lifecycle import PairPhase
 from proxy.wire.apis import METADATA
 
 CLIENTS = ("slow-0", "slow-1")
@@ -43,7 +43,7 @@ async def dialling(lab: Lab, _: str) -> None:
     client = await lab.client()
     await client.send(frames.metadata_request(1))
     (connection,) = lab.relay.connections
-    await until(lambda: connection.life.state is not LifecycleState.NEW)
+    await until(lambda: connection.life.state is not PairPhase.NEW)
 
 
 async def answered(lab: Lab, _: str) -> None:

@@ -20,7 +20,7 @@ from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import LEAST_GRANT_BYTES
 from proxy.quota.meter import LEASE_MS
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.lane import Kind, Lane
 from proxy.relay.services import Limits
@@ -166,7 +166,7 @@ class History:
             elif what == "answer":
                 await self.answer(how, cuts)
             elif what == "rules":
-                self.lab.services.quotas.update(QuotaSettings(rules=RULES[how]))
+                self.lab.services.quotas.update(QuotaManagerSettings(rules=RULES[how]))
             else:
                 await asyncio.sleep(LEASE_MS / 1000)
         await self.answer([50] * len(self.due), [])
@@ -456,7 +456,7 @@ async def test_who_does_not_wait_for_an_answer_pays_for_it():
 async def test_other_rules_hold_for_the_next_request(change):
     async with open_lab(rules=RULES["far"], lane=True) as lab:
         client, broker = await warmed_up(lab)
-        lab.services.quotas.update(QuotaSettings(rules=RULES[change]))
+        lab.services.quotas.update(QuotaManagerSettings(rules=RULES[change]))
         await client.send(frames.fetch_request(8, max_bytes=50 << 20))
         granted = int.from_bytes((await broker.frame())[-4:], "big")
         assert (granted < 50 << 20) is (change == "near")

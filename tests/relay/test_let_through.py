@@ -10,8 +10,8 @@ from relaylab.lab import open_lab, slow_client, turns, until
 from metrics.clock import clock_ms
 from proxy.quota.entities import CONNECTION_RATE, DEFAULT
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rules import QuotaPause, QuotaSettings, Rule
-from proxy.relay.lifecycle import PauseReason
+from proxy.quota.rules import QuotaManagerSettings, QuotaPause, Rule
+from proxy.relay.lifecycle import ReadPauseReason
 from proxy.state import MemoryStore
 
 RECORD_BYTES = 200_000
@@ -26,7 +26,7 @@ MANY = 120
 @asynccontextmanager
 async def lab_with_rules(*rules: Rule, holds: bool = True):
     async with open_lab(rules=rules, holds=holds) as lab:
-        settings = QuotaSettings(rules=rules)
+        settings = QuotaManagerSettings(rules=rules)
         yield lab, RuleRegistry(lab.services.quotas, MemoryStore(), settings)
 
 
@@ -73,10 +73,10 @@ async def test_a_muted_client_is_read_from():
         await broker.send(frames.fetch_response(0, RECORD_BYTES))
         await client.frame()
         (connection,) = lab.relay.connections
-        await until(lambda: PauseReason.MUTED in connection.life.pauses)
+        await until(lambda: ReadPauseReason.MUTED in connection.life.pauses)
         await registry.pause(ALL_PAUSED)
         await turns(ROUNDS)
-        assert PauseReason.MUTED not in connection.life.pauses
+        assert ReadPauseReason.MUTED not in connection.life.pauses
         await client.send(frames.fetch_request(1))
         assert await broker.frame() == frames.fetch_request(1)
 

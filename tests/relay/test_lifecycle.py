@@ -4,13 +4,13 @@ from itertools import combinations
 
 import pytest
 
-from proxy.relay.lifecycle import HELD_BACK, UNANSWERED, Lifecycle, LifecycleState, PauseReason
+from proxy.relay.lifecycle import HELD_BACK, UNANSWERED, PairLifecycle, PairPhase, ReadPauseReason
 
-NEW, DIALLING, OPEN = LifecycleState.NEW, LifecycleState.DIALLING, LifecycleState.OPEN
+NEW, DIALLING, OPEN = PairPhase.NEW, PairPhase.DIALLING, PairPhase.OPEN
 DRAINING, LINGERING, CLOSED = (
-    LifecycleState.DRAINING,
-    LifecycleState.LINGERING,
-    LifecycleState.CLOSED,
+    PairPhase.DRAINING,
+    PairPhase.LINGERING,
+    PairPhase.CLOSED,
 )
 
 WAYS = {
@@ -34,16 +34,16 @@ ALLOWED = {
 }
 
 PAUSES = (
-    PauseReason.FULL,
-    PauseReason.MUTED,
-    PauseReason.LOGIN,
-    PauseReason.GATED,
-    PauseReason.SERIAL,
+    ReadPauseReason.FULL,
+    ReadPauseReason.MUTED,
+    ReadPauseReason.LOGIN,
+    ReadPauseReason.GATED,
+    ReadPauseReason.SERIAL,
 )
 
 
-def life_in(state: LifecycleState) -> Lifecycle:
-    life = Lifecycle()
+def life_in(state: PairPhase) -> PairLifecycle:
+    life = PairLifecycle()
     for step in WAYS[state]:
         life.move(step)
     assert life.state is state
@@ -55,7 +55,7 @@ def life_in(state: LifecycleState) -> Lifecycle:
     [
         pytest.param(before, after, bool(allowed), id=f"{before.value}-{after.value}")
         for before, row in ALLOWED.items()
-        for after, allowed in zip(LifecycleState, row, strict=True)
+        for after, allowed in zip(PairPhase, row, strict=True)
     ],
 )
 def test_moves(before, after, allowed):
@@ -69,13 +69,13 @@ def test_moves(before, after, allowed):
         assert life.state is before
 
 
-@pytest.mark.parametrize("state", [state for state in LifecycleState if state is not OPEN])
+@pytest.mark.parametrize("state", [state for state in PairPhase if state is not OPEN])
 @pytest.mark.parametrize("pause", PAUSES)
 def test_only_an_open_pair_pauses(state, pause):
     life = life_in(state)
     with pytest.raises(ValueError, match=state.value):
         life.pause(pause)
-    assert life.pauses is PauseReason.NONE
+    assert life.pauses is ReadPauseReason.NONE
 
 
 @pytest.mark.parametrize("pause", PAUSES)
@@ -84,7 +84,7 @@ def test_a_pause_ends_once_and_twice(pause):
     life.pause(pause)
     life.pause(pause)
     assert life.unpause(pause)
-    assert life.pauses is PauseReason.NONE
+    assert life.pauses is ReadPauseReason.NONE
     assert life.unpause(pause)
 
 
@@ -103,18 +103,18 @@ def test_whoever_leaves_has_no_pause_and_reads_nothing(pause, to):
     life = life_in(OPEN)
     life.pause(pause)
     life.move(to)
-    assert life.pauses is PauseReason.NONE
+    assert life.pauses is ReadPauseReason.NONE
     assert not life.unpause(pause)
 
 
 @pytest.mark.parametrize(
     ("pause", "held_back", "unanswered"),
     [
-        (PauseReason.FULL, False, True),
-        (PauseReason.MUTED, True, False),
-        (PauseReason.LOGIN, False, False),
-        (PauseReason.GATED, True, False),
-        (PauseReason.SERIAL, False, True),
+        (ReadPauseReason.FULL, False, True),
+        (ReadPauseReason.MUTED, True, False),
+        (ReadPauseReason.LOGIN, False, False),
+        (ReadPauseReason.GATED, True, False),
+        (ReadPauseReason.SERIAL, False, True),
     ],
 )
 def test_whose_doing_a_pause_is(pause, held_back, unanswered):
@@ -126,4 +126,4 @@ def test_whose_doing_a_pause_is(pause, held_back, unanswered):
 
 
 def test_the_proxy_keeps_the_client_waiting_while_it_dials():
-    assert [life_in(state).is_held_back for state in LifecycleState] == [0, 1, 0, 0, 0, 0]
+    assert [life_in(state).is_held_back for state in PairPhase] == [0, 1, 0, 0, 0, 0]

@@ -23,9 +23,13 @@ MODULES = sorted(Path(relay.__path__[0]).glob("*.py"))
 CLIENTS = 3 * LINES_AT_ONCE
 
 OF_NO_CLIENT = {
-    "brokers.Brokers._probe_ended": "once when the cluster answers no more, or again",
-    "brokers.Brokers._probe_loop": "once for each bootstrap server that led to the proxy itself",
-    "brokers.Brokers.__init__": "a limiter of its own, for each address that the cluster gives",
+    "brokers.BrokerConnector._probe_ended": "once when the cluster answers no more, or again",
+    "brokers.BrokerConnector._probe_loop": (
+        "once for each bootstrap server that led to the proxy itself"
+    ),
+    "brokers.BrokerConnector.__init__": (
+        "a limiter of its own, for each address that the cluster gives"
+    ),
     "kafka_quotas.KafkaQuotaPoller._poll": "once when the cluster's quotas change, or are not read",
     "listener.Listener._leave_out": "once for each broker of the cluster",
     "relay.Relay.drain": "at the end",

@@ -11,7 +11,7 @@ from metrics import BoundedLabels
 from metrics.clock import clock_ms
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.gate import FetchSizes, GateWaiter
-from proxy.quota.meters import ThrottleTime
+from proxy.quota.meters import ThrottleDecision
 from proxy.quota.rules import Rule
 from proxy.relay.clients import ClientRegistry
 from proxy.wire.apis import FETCH
@@ -96,7 +96,7 @@ def test_what_waited_at_the_gate_and_exceeded_nothing_goes_as_well():
     waiter = GateWaiter(lambda _: None)
     assert not quotas.admit(consumer, waiter, None, proxy.now_ms)
     under_way.cancel()
-    waited = ThrottleTime(proxy.now_ms, 100, waiter.meter)
+    waited = ThrottleDecision(proxy.now_ms, 100, waiter.meter)
     proxy.quotas.held(waited, waited.delay_ms, proxy.now_ms)
     waiter.leave(proxy.now_ms)
     assert proxy.series()["throttled_responses_total"] == 1

@@ -7,7 +7,7 @@ from relaylab.lab import open_lab, slow_client, turns, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 
 CONSUMER, PRODUCER, REQUEST, *_ = QuotaKind
 RECORD_BYTES = 200_000
@@ -72,7 +72,7 @@ async def test_a_held_response_goes_out_once_its_quota_is_not_enforced():
         answer = frames.fetch_response(0, RECORD_BYTES)
         await broker.send(answer)
         await until(lambda: lab.held)
-        lab.services.quotas.update(QuotaSettings(rules=(slow_client(),), enforce=False))
+        lab.services.quotas.update(QuotaManagerSettings(rules=(slow_client(),), enforce=False))
         assert await client.frame() == answer
         assert lab.held == 0
 
@@ -87,7 +87,7 @@ async def test_a_request_at_the_gate_is_sent_on_once_its_quota_is_not_enforced(h
         await until(lambda: any(row.owed_ms for row in rows(lab)))
         await other.send(waiting)
         await until(lambda: any(row.waiting for row in rows(lab)))
-        lab.services.quotas.update(QuotaSettings(rules=(slow_client(),), enforce=False))
+        lab.services.quotas.update(QuotaManagerSettings(rules=(slow_client(),), enforce=False))
         second = await lab.broker()
         assert await second.frame() == waiting
 
@@ -100,7 +100,7 @@ async def test_it_is_held_once_its_quota_is_enforced():
         assert await client.frame() == answer
         await client.send(frames.fetch_request(1))
         await broker.frame()
-        lab.services.quotas.update(QuotaSettings(rules=(slow_client(),)))
+        lab.services.quotas.update(QuotaManagerSettings(rules=(slow_client(),)))
         await broker.send(frames.fetch_response(1, RECORD_BYTES))
         await until(lambda: lab.held)
         assert client.unread == b""

@@ -9,7 +9,7 @@ from relaylab import frames
 from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, until
 
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 from proxy.relay.pump import END
 from proxy.relay.requests import LEFT_IN_FLIGHT
 from proxy.relay.responses import LONGEST_MUTE_MS, MAX_HEAD_BYTES
@@ -222,7 +222,7 @@ async def test_who_owes_too_much_is_not_read_from(acks):
             await end.send(frames.produce_request(number, acks))
         await turns(50)
         assert not any(end.unread for _, end in pairs)
-        lab.services.quotas.update(QuotaSettings())
+        lab.services.quotas.update(QuotaManagerSettings())
         for number, (_, end) in enumerate(pairs):
             assert await end.frame() == frames.produce_request(number, acks)
 
@@ -236,7 +236,7 @@ async def test_a_raised_quota_ends_a_hold():
         lab.relay.follow_changes()
         await turns(20)
         assert lab.held
-        lab.services.quotas.update(QuotaSettings(rules=(fast_client(),)))
+        lab.services.quotas.update(QuotaManagerSettings(rules=(fast_client(),)))
         assert await client.frame() == answer
 
 
@@ -277,7 +277,7 @@ async def test_produce_that_waits_is_sent_on_though_the_client_has_closed():
         await client.send(b"".join(asked))
         broker = await lab.broker()
         await client.close()
-        lab.services.quotas.update(QuotaSettings())
+        lab.services.quotas.update(QuotaManagerSettings())
         assert [await broker.frame() for _ in asked] == asked
         assert await broker.ended() == b""
 

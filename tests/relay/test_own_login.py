@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
-from proxy.relay.brokers import Brokers
+from proxy.relay.brokers import BrokerConnector
 
 HOST = "127.0.0.1"
 PATIENT_S, IMPATIENT_S = 5.0, 0.1
@@ -107,7 +107,7 @@ async def test_a_refusal_is_logged_once_and_the_broker_left_alone(
 
     async with serving(broker) as address:
         own = login(lambda: refusals.append(1))
-        brokers = Brokers(Probed((DEAD, address), None, PATIENT_S, own))
+        brokers = BrokerConnector(Probed((DEAD, address), None, PATIENT_S, own))
         with capture_logs() as logs:
             monitor = asyncio.create_task(brokers.monitor())
             await until(lambda: probes > 10)

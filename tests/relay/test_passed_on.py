@@ -11,7 +11,7 @@ from relaylab.lab import fast_client, open_lab, slow_client, turns, until
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import GRANT_MS
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 from proxy.relay.services import Limits
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -130,7 +130,7 @@ async def test_a_bound_that_was_lowered_holds_the_next_one():
         request = frames.fetch_request(3)
         await client.send(request)
         assert await broker.frame() == request
-        lab.services.quotas.update(QuotaSettings(rules=(slow_client(),)))
+        lab.services.quotas.update(QuotaManagerSettings(rules=(slow_client(),)))
         await broker.send(frames.fetch_response(3, RECORD_BYTES))
         await until(lambda: lab.held)
         assert client.unread == b""

@@ -10,7 +10,7 @@ from relaylab.lab import open_lab, turns, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.services import Limits
 from proxy.wire.apis import PRODUCE
@@ -97,7 +97,7 @@ async def test_what_was_announced_at_once_comes_in_turn(acks):
             lambda: waiting(lab) + sum(came(end) > BODY_BYTES for end in brokers) >= CHEATERS
         )
         assert sum(map(came, brokers)) < ALLOWANCE_BYTES + 2 * BODY_BYTES, "of 20 MB"
-        lab.services.quotas.update(QuotaSettings())
+        lab.services.quotas.update(QuotaManagerSettings())
         for number, end in enumerate(brokers):
             whole = frames.produce_request(number, acks, BODY_BYTES)
             assert await end.receive(len(whole)) == whole
@@ -126,7 +126,7 @@ async def test_a_body_that_waits_goes_on_when_its_client_may_send_again(most):
     limits = Limits(max_in_flight_requests=most)
     async with open_lab(rules=(RULE,), read_limit_bytes=2 * LONG_BYTES, limits=limits) as lab:
         _, broker = await waiting_body(lab)
-        lab.services.quotas.update(QuotaSettings())
+        lab.services.quotas.update(QuotaManagerSettings())
         whole = frames.produce_request(2, 1, LONG_BYTES)
         assert await broker.receive(len(whole)) == whole
 

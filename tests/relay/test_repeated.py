@@ -8,7 +8,7 @@ from relaylab import frames
 from relaylab.lab import fast_client, open_lab
 
 from proxy.relay.frame_flow import FAIR_FRAMES, READ_BYTES
-from proxy.relay.lifecycle import PauseReason
+from proxy.relay.lifecycle import ReadPauseReason
 from proxy.relay.pump import WaitReason
 from proxy.wire.apis import FETCH, LIST_OFFSETS, METADATA
 
@@ -148,11 +148,11 @@ async def test_many_small_frames_in_one_read_let_others_run_in_between():
             assert await broker.frame() == long
         assert flow.first_bytes == READ_BYTES
         short = [frames.produce_request(number, acks=0) for number in range(3, 403)]
-        connection.pause(PauseReason.MUTED)
+        connection.pause(ReadPauseReason.MUTED)
         await client.send(*short)
         await asyncio.sleep(0.1)  # all of it is in the kernel now
         waits = []
-        connection.unpause(PauseReason.MUTED)
+        connection.unpause(ReadPauseReason.MUTED)
         while flow.stash or flow.wait is WaitReason.TURN:
             waits.append(flow.wait)
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from test_shown_fetch import ShowingInterceptor
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.busy import FIRST_USUAL_MS
 from proxy.quota.entities import BUSY_MS_PER_PERCENT, QuotaKind
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 from proxy.relay.abandoned import MAX_ABANDONED
 
 LONG_WAIT_MS = 60_000
@@ -108,7 +108,7 @@ async def test_requests_without_a_response_count_and_wait():
         assert not broker.unread
         (row,) = sensors_in_use(lab.services.quotas, clock_ms)
         assert row.rate * row.window_ms / MS_PER_SECOND * BUSY_MS_PER_PERCENT > 0.9 * FIRST_USUAL_MS
-        lab.services.quotas.update(QuotaSettings())
+        lab.services.quotas.update(QuotaManagerSettings())
         assert await broker.frame() == second
 
 

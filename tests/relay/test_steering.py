@@ -24,7 +24,7 @@ from relaylab.lab import (
 
 from proxy.quota.entities import QuotaKind
 from proxy.relay import connection
-from proxy.relay.interceptor import RedirectToOwner
+from proxy.relay.interceptor import NotOwnerError
 from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
 from proxy.wire.apis import LIST_OFFSETS
 from proxy.wire.rewrite import FALLBACK_NODE_ID
@@ -174,7 +174,7 @@ class SendingOn(AllShown):
         return api_key == LIST_OFFSETS
 
     def request(self, _head, _frame, _now_ms):
-        raise RedirectToOwner
+        raise NotOwnerError
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])

@@ -10,7 +10,7 @@ from relaylab.lab import fast_client, open_lab, slow_client, turns, until
 
 from metrics import Instruments
 from metrics.clock import clock_ms
-from proxy.quota.rules import QuotaSettings
+from proxy.quota.rules import QuotaManagerSettings
 from proxy.relay import timing
 from proxy.relay.timing import SAMPLE_AFTER_MS, SAMPLE_EVERY, ApiTimes
 
@@ -146,7 +146,7 @@ async def test_a_hold_is_counted_as_one(all_are_measured, monkeypatch):
         await until(lambda: lab.held)
         assert counted(lab, "Fetch") == {0.0}
         monkeypatch.setattr("proxy.relay.responses.clock_ms", lambda: clock_ms() + 5000.0)
-        lab.services.quotas.update(QuotaSettings(rules=(fast_client(),)))
+        lab.services.quotas.update(QuotaManagerSettings(rules=(fast_client(),)))
         await client.frame()
         await turns()
         assert lab.count("hold_seconds_sum", api="Fetch") >= 5.0

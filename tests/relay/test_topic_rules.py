@@ -17,7 +17,7 @@ from relaylab.topic_frames import (
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import GRANT_MS
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 from proxy.relay import paced_steps
 from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.requests import MAX_ASKED_BYTES, MAX_SEEN_BYTES
@@ -106,7 +106,7 @@ async def test_a_fetch_for_a_topic_that_owes_waits_and_others_do_not(connections
         ]
         await turns()
         assert not broker.unread
-        lab.services.quotas.update(QuotaSettings())
+        lab.services.quotas.update(QuotaManagerSettings())
         await broker.frame()
 
 
@@ -120,7 +120,7 @@ async def test_a_response_is_held_for_what_its_topics_owe():
                 await until(lambda: charged(lab) == 5000)
         await until(lambda: lab.held == 1)
         assert not pairs[1][0].unread
-        lab.services.quotas.update(QuotaSettings())
+        lab.services.quotas.update(QuotaManagerSettings())
         for connection in lab.relay.connections:
             connection.follow_changes()
         assert await pairs[1][0].frame() == fetched(1, {"orders": 5000})
@@ -179,7 +179,7 @@ async def test_a_new_connection_waits_for_a_topic_that_owes_behind_many_others(b
         client = await lab.client()
         sending = asyncio.create_task(client.send(fetch(2, *before, "orders")))
         await until(lambda: waits(lab) == 1)
-        lab.services.quotas.update(QuotaSettings())
+        lab.services.quotas.update(QuotaManagerSettings())
         await (await lab.broker()).frame()
         await sending
 
@@ -405,7 +405,7 @@ async def test_a_request_for_a_topic_that_owes_waits(acks):
         await until(lambda: waits(lab) == 1)
         await turns()
         assert not behind.unread
-        lab.services.quotas.update(QuotaSettings())
+        lab.services.quotas.update(QuotaManagerSettings())
         await behind.frame()
 
 
@@ -417,7 +417,7 @@ async def test_a_rule_with_a_topic_that_comes_takes_a_client_out_of_the_lane():
             await client.frame()
             await client.send(fetch(number, "orders"))
             await broker.frame()
-        lab.services.quotas.update(QuotaSettings(rules=(PLENTY,)))
+        lab.services.quotas.update(QuotaManagerSettings(rules=(PLENTY,)))
         for connection in lab.relay.connections:
             connection.follow_changes()
         for number in range(9, 12):

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
-from proxy.relay.brokers import Brokers
+from proxy.relay.brokers import BrokerConnector
 from proxy.relay.channel import Channel
 
 REFUSING = ("127.0.0.1", 1)
@@ -117,7 +117,7 @@ async def test_a_silent_address_keeps_only_the_first_client_waiting(monkeypatch)
 
 async def test_a_whole_cluster_that_is_down():
     async with open_lab() as lab:
-        lab.relay.brokers = Brokers(Bootstrap([("127.0.0.1", 2)], None, 10.0))
+        lab.relay.brokers = BrokerConnector(Bootstrap([("127.0.0.1", 2)], None, 10.0))
         lab.relay.brokers.learn(7, *REFUSING)
         client = await lab.client(broker_port(lab, 7))
         await client.send(frames.metadata_request(1))

@@ -27,7 +27,7 @@ from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.spark import client_options, quota_listener
-from proxy.wire.layout import run_steps
+from proxy.wire.layout import run_generator
 
 pytestmark = pytest.mark.slow
 
@@ -351,7 +351,7 @@ def test_a_query_that_is_restarted_at_once(
 
     async def keep_book(request: web.Request, report: Report) -> web.StreamResponse:
         try:
-            run_steps(book.accepting(parse_report(await request.read()), 0.0, 0.0))
+            run_generator(book.accepting(parse_report(await request.read()), 0.0, 0.0))
         except ReportRefused as error:
             refusals.append(f"{report['event']}: {error}")
         return await take(request, report)

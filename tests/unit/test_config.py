@@ -32,7 +32,7 @@ from proxy.pipeline.graph import (
     PendingLimit,
     PipelineGraph,
     PipelineSettings,
-    SourceSettings,
+    SourceProducerSettings,
     StageSettings,
     find_shared_members,
 )
@@ -552,7 +552,9 @@ def test_a_pipeline_as_the_flow_takes_it(load: Callable[[str | bytes], Config]) 
             name="orders",
             stages=(enrich,),
             sources=(
-                SourceSettings(client_id="feed", produces=("A",), normal_rate=1000.0, step=100.0),
+                SourceProducerSettings(
+                    client_id="feed", produces=("A",), normal_rate=1000.0, step=100.0
+                ),
             ),
             hold_producers=True,
             max_lag=100_000,

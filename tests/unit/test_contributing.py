@@ -17,7 +17,7 @@ from parts.reports import ReportingDriver, batch_document, parsed
 from metrics import Instruments, MemberInstruments, UsageInstruments
 from metrics.exposition import OF_LOG, PREFIX, TOTAL
 from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOUNDED
-from proxy.admin.document_models import Model
+from proxy.admin.document_models import DocumentModel
 from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.pipeline_documents import COMPLETION, NODE, PIPELINE_ROW, STAGE
 from proxy.admin.query_documents import PARTITION, QUERY
@@ -29,12 +29,12 @@ from proxy.progress.events import ProgressEventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.meters import OF_SENSORS
-from proxy.wire.layout import run_steps
+from proxy.wire.layout import run_generator
 
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = ROOT / "docs" / "contributing.md"
 API = "api.md"
-MODELS: Mapping[tuple[str, str], Model[Any]] = {
+MODELS: Mapping[tuple[str, str], DocumentModel[Any]] = {
     (API, "rule"): RULE,
     (API, "budget rule"): BUDGET_RULE,
     (API, "pause"): PAUSE,
@@ -65,7 +65,7 @@ def _progress() -> ProgressCollector:
         driver.document("started", trigger=trigger),
         driver.document("progress", batch=batch),
     ):
-        accepted = run_steps(queries.accepting(parsed(report), 0.0, 0.0))
+        accepted = run_generator(queries.accepting(parsed(report), 0.0, 0.0))
     accepted.query.advise(ProgressEventKind.INTERVAL, "another one", 0.0)
     learn_end(queries, "orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)
@@ -96,7 +96,7 @@ def metric_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def field_table(model: Model[Any]) -> str:
+def field_table(model: DocumentModel[Any]) -> str:
     """Return the table of a document's fields."""
     rows = (f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in model.texts.items())
     return "\n".join(("| field | |", "|---|---|", *rows, ""))

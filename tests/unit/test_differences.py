@@ -10,7 +10,7 @@ from proxy.config.differences import (
     MAX_SHOWN_KEYS,
     MAX_VALUE_CHARS,
     find_differences,
-    find_schedule_changes,
+    find_in_force_changes,
 )
 
 TEXT = """\
@@ -153,8 +153,8 @@ def test_a_file_that_is_new_as_a_whole_is_cut(load: Callable[[str], Config]) -> 
 def test_what_a_schedule_changed_is_told_unless_it_is_new_or_gone():
     before = {"rule 0": True, "rule 1": False, "rule 2": True, "gone": True}
     after = {"rule 0": False, "rule 1": True, "rule 2": True, "new": True}
-    assert find_schedule_changes(before, after) == (
+    assert find_in_force_changes(before, after) == (
         {"rule 0": "in force", "rule 1": "not in force"},
         {"rule 0": "not in force", "rule 1": "in force"},
     )
-    assert find_schedule_changes(after, after) == ({}, {})
+    assert find_in_force_changes(after, after) == ({}, {})

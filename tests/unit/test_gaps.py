@@ -4,7 +4,7 @@ import pytest
 
 from proxy.config.check_report import find_rule_gaps, find_unenforced
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.rules import QuotaSettings, Rule, RuleTable
+from proxy.quota.rules import QuotaManagerSettings, Rule, RuleTable
 
 CONSUMER, PRODUCER, *_ = QuotaKind
 OPEN = "no rule bounds clients that no rule names"
@@ -81,10 +81,13 @@ def test_gaps(rules, lines):
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (QuotaSettings(rules=(EACH,)), None),
-        (QuotaSettings(rules=(EACH,), enforce=False), "throttle.enforce is false: no client"),
+        (QuotaManagerSettings(rules=(EACH,)), None),
         (
-            QuotaSettings(rules=(EACH, rule(1, user="anna", enforce=False))),
+            QuotaManagerSettings(rules=(EACH,), enforce=False),
+            "throttle.enforce is false: no client",
+        ),
+        (
+            QuotaManagerSettings(rules=(EACH, rule(1, user="anna", enforce=False))),
             "rule 1: enforce is false, so their clients are not held",
         ),
     ],

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from proxy.config import load_config
-from proxy.config.check_report import find_shared_host_hints
+from proxy.config.check_report import find_hosts_without_machine
 from proxy.config.reload import NEEDS_RESTART
 
 TIER = {"name": "t", "machine": "proxy-1"}
@@ -25,7 +25,7 @@ def hints(tmp_path: Path, host: str, tier: object = TIER) -> list[str]:
         "admin": {"bind": "127.0.0.1:0"},
     }
     file.write_text(yaml.safe_dump({**settings, **({"tier": tier} if tier else {})}))
-    return [*find_shared_host_hints(load_config(file))]
+    return [*find_hosts_without_machine(load_config(file))]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,12 @@ from random import Random
 import pytest
 
 from proxy.pipeline.completion import LATE_MS, CompletionTracker
-from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
+from proxy.pipeline.graph import (
+    PipelineGraph,
+    PipelineSettings,
+    SourceProducerSettings,
+    StageSettings,
+)
 from proxy.pipeline.ledger import TopicRange
 from proxy.state import UnwrittenRecords
 
@@ -26,7 +31,7 @@ B0, B1, C0 = ("b", 0), ("b", 1), ("c", 0)
 
 
 def graph(*stages: StageSettings) -> PipelineGraph:
-    source = SourceSettings(client_id="app", produces=("a",), normal_rate=1, step=1)
+    source = SourceProducerSettings(client_id="app", produces=("a",), normal_rate=1, step=1)
     return PipelineGraph(PipelineSettings(name="p", stages=stages, sources=(source,)))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config import load_config
-from proxy.config.check_report import find_logged_hints
+from proxy.config.check_report import find_startup_hints
 
 MINIMAL = """\
 cluster: {bootstrap_servers: [broker-1:9092]}
@@ -21,7 +21,7 @@ def hints(tmp_path: Path) -> Callable[[str], list[str]]:
     def of(text: str) -> list[str]:
         file = tmp_path / "proxy.yaml"
         file.write_text(MINIMAL + text)
-        return [line.removeprefix(f"{tmp_path}/") for line in find_logged_hints(load_config(file))]
+        return [line.removeprefix(f"{tmp_path}/") for line in find_startup_hints(load_config(file))]
 
     return of
 

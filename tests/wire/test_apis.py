@@ -40,7 +40,7 @@ def names_port(schema, version):
 
 def test_every_response_that_names_a_port_is_rewritten_and_that_of_api_versions():
     for key, version in EVERY_VERSION:
-        asked = apis.asked_version(key, version)
+        asked = apis.forwarded_api_version(key, version)
         carries = names_port(apis.message_schema(APIS[key].response), asked) or key == API_VERSIONS
         handled = apis.plan_of(key, asked).handling is Handling.REWRITE
         assert carries == handled or key in CONTROLLERS_ONLY, (key, version)
@@ -213,12 +213,12 @@ def test_membership():
 
 @pytest.mark.parametrize("version", range(5))
 def test_api_versions_is_asked_for_in_the_version_of_the_client(version):
-    assert apis.asked_version(API_VERSIONS, version) == version
+    assert apis.forwarded_api_version(API_VERSIONS, version) == version
 
 
 def test_api_versions_that_is_too_new_is_asked_for_in_a_version_that_no_broker_knows():
     frame = bytearray(pack(">ihhih", 10, API_VERSIONS, 5, 7, -1))
-    apis.set_request_version(frame, apis.asked_version(API_VERSIONS, 5))
+    apis.set_request_version(frame, apis.forwarded_api_version(API_VERSIONS, 5))
     assert frame == pack(">ihhih", 10, API_VERSIONS, 32767, 7, -1)
 
 
@@ -233,7 +233,7 @@ def fields_of(layout):
 
 @pytest.mark.parametrize("version", range(16, APIS[FETCH].max_version + 1))
 def test_a_later_fetch_than_is_offered_is_the_same_as_the_last_one_that_is(version):
-    asked = apis.asked_version(FETCH, version)
+    asked = apis.forwarded_api_version(FETCH, version)
     assert asked == apis.last_offered_version(FETCH)
     for layout_of in (request_layout, response_layout):
         assert fields_of(layout_of(FETCH, version)) == fields_of(layout_of(FETCH, asked))

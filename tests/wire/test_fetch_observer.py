@@ -14,7 +14,7 @@ from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch_response import MAX_NAME_BYTES, MAX_UNSHOWN, FetchWalker
 from proxy.wire.frames import MalformedResponse
 from proxy.wire.layout import MAX_TOPIC_BYTES
-from proxy.wire.produce import end_of_batches
+from proxy.wire.produce import next_offset_of_batches
 
 RESPONSE = APIS[FETCH].response
 VERSIONS = range(RESPONSE.max_version + 1)
@@ -82,13 +82,15 @@ def batches(draw):
 def test_batches_end_where_the_oracle_says(records, before, behind):
     data = before + records + behind
     for form in (data, memoryview(data)):
-        assert end_of_batches(form, len(before), len(before) + len(records)) == end_of(records)
+        assert next_offset_of_batches(form, len(before), len(before) + len(records)) == end_of(
+            records
+        )
 
 
 @settings(deadline=None)
 @given(data=st.binary(max_size=300))
 def test_any_bytes_have_an_end_or_none(data):
-    end = end_of_batches(data, 0, len(data))
+    end = next_offset_of_batches(data, 0, len(data))
     assert end is None or 0 < end < 2**63
 
 
@@ -127,7 +129,7 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 def test_ends(name):
     data, end = ENDS[name]
-    assert end_of_batches(data, 0, len(data)) == end
+    assert next_offset_of_batches(data, 0, len(data)) == end
 
 
 # Responses
@@ -259,7 +261,7 @@ def feed_all(walker, data):
 
 
 def end_offset(records):
-    return end_of_batches(records, 0, len(records)) if records else None
+    return next_offset_of_batches(records, 0, len(records)) if records else None
 
 
 def without_ends(partitions):

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.wire.apis import APIS, FETCH, JOIN_GROUP, PRODUCE
 from proxy.wire.fetch import DEFAULT_BATCH_BYTES, MAX_BYTES, fetch_limits, lower_fetch_bytes
-from proxy.wire.frames import MalformedFrame, parse_request_head, read_request_int
+from proxy.wire.frames import MalformedFrame, parse_request_head, read_int_field
 
 CASES = [
     (PRODUCE, "acks", 2),
@@ -24,12 +24,12 @@ def test_every_version_reads_what_the_codec_reads(filler, api_key, field, size):
             message.with_header(correlation_id=1, client_id="c")
             frame = bytes(message.encode(version=version, header=True, framed=True))
             head = parse_request_head(frame, max_request_bytes=10**6)
-            value, end = found = read_request_int(head, frame, field)
+            value, end = found = read_int_field(head, frame, field)
             assert value == getattr(message, field)
             assert frame[end - size : end] == value.to_bytes(size, "big", signed=True)
             for cut in range(head.header_end, head.header_end + 4):
-                assert read_request_int(head, frame[:cut], field) in (None, found)
-            assert read_request_int(head, frame[: head.header_end], field) is None
+                assert read_int_field(head, frame[:cut], field) in (None, found)
+            assert read_int_field(head, frame[: head.header_end], field) is None
 
 
 TRUNCATED = {
@@ -49,7 +49,7 @@ def test_a_whole_frame_that_ends_early_is_malformed(name):
     frame = struct.pack(">i", len(header + body)) + header + body
     head = parse_request_head(frame, max_request_bytes=10**6)
     with pytest.raises(MalformedFrame) as raised:
-        read_request_int(head, frame, "acks")
+        read_int_field(head, frame, "acks")
     assert raised.value.reason == "bad_body"
 
 
@@ -58,7 +58,7 @@ def test_what_the_schemas_do_not_have_is_a_value_error(api_key, field, size):
     frame = struct.pack(">ihhih", 100, api_key, 99, 1, -1) + bytes(100)
     head = parse_request_head(frame, max_request_bytes=10**6)
     with pytest.raises(ValueError, match="no schema"):
-        read_request_int(head, frame, field)
+        read_int_field(head, frame, field)
 
 
 # Fetch limits

@@ -21,16 +21,16 @@ from proxy.wire.apis import (
     message_schema,
     plan_of,
 )
-from proxy.wire.frames import MalformedResponse, check_frame_length
-from proxy.wire.layout import STEP_ELEMENTS, run_steps
+from proxy.wire.frames import MalformedResponse, check_whole_response
+from proxy.wire.layout import STEP_ELEMENTS, run_generator
 from proxy.wire.rewrite import (
     FALLBACK_NODE_ID,
     brokers_end,
+    empty_broker_response,
     raise_throttle_time,
-    rewrite_steps,
-    set_throttle_time,
-    without_addresses,
-    without_broker_data,
+    rewrite_in_steps,
+    with_throttle_time,
+    without_config_addresses,
 )
 
 TOLD = ("proxy.example", 19100)
@@ -52,8 +52,8 @@ NO_CONTROLLERS = {"endpoint_type": 1}
 
 def rewrite_response(api_key, version, frame, advertise, **settings):
     """Take all steps with a frame that is whole."""
-    check_frame_length(frame)
-    return run_steps(rewrite_steps(api_key, version, frame, advertise, **settings))
+    check_whole_response(frame)
+    return run_generator(rewrite_in_steps(api_key, version, frame, advertise, **settings))
 
 
 def same(_node, host, port):
@@ -359,7 +359,7 @@ def test_throttle_time_is_raised_wherever_the_codec_reads_it(filler):
             values = {"throttle_time_ms": 250, "error_code": 0}
             frame = filler(version, unknown_tags=True, values=values).response(key, version)
             fields = {field.name for field in message_schema(api.response).untagged_fields(version)}
-            after = set_throttle_time(key, version, frame, 123456)
+            after = with_throttle_time(key, version, frame, 123456)
             if "throttle_time_ms" not in fields:
                 assert after is frame
                 continue
@@ -367,16 +367,16 @@ def test_throttle_time_is_raised_wherever_the_codec_reads_it(filler):
             assert decode(key, version, after)["throttle_time_ms"] == 123456
             assert len(after) == len(frame)
             assert sum(a != b for a, b in zip(after, frame, strict=True)) <= 4
-            assert set_throttle_time(key, version, frame, 249) == frame
+            assert with_throttle_time(key, version, frame, 249) == frame
     assert {PRODUCE, FETCH, 47, 18} <= raised
     assert len(raised) > 40
 
 
 def test_throttle_time_of_unknown_responses():
-    assert set_throttle_time(999, 1, b"anything", 5) == b"anything"
-    assert set_throttle_time(FETCH, 99, b"anything", 5) == b"anything"
+    assert with_throttle_time(999, 1, b"anything", 5) == b"anything"
+    assert with_throttle_time(FETCH, 99, b"anything", 5) == b"anything"
     refused = pack(">iihi", 10, 9, 35, 0)
-    assert set_throttle_time(API_VERSIONS, 4, refused, 5) is refused
+    assert with_throttle_time(API_VERSIONS, 4, refused, 5) is refused
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_any_bytes_are_rewritten_or_malformed(case, body):
     frame = pack(">i", len(body)) + body
     for change in (
         lambda: rewrite_response(api_key, version, frame, tell_proxy),
-        lambda: set_throttle_time(api_key, version, frame, 5),
+        lambda: with_throttle_time(api_key, version, frame, 5),
     ):
         with contextlib.suppress(MalformedResponse):
             assert len(change()) >= 8
@@ -477,8 +477,8 @@ def test_what_is_asked_of_each_broker_is_emptied_and_nothing_else(filler, api_ke
         for name in (str(FALLBACK_NODE_ID), "1"):
             values = {"resource_type": BROKER, "resource_name": name}
             frame = filler(seed, unknown_tags=True, values=values).response(api_key, version)
-            changed = whole(without_broker_data(api_key, version, frame))
-            check_frame_length(changed)
+            changed = whole(empty_broker_response(api_key, version, frame))
+            check_whole_response(changed)
             expected = expected_of_an_empty_broker(decode(api_key, version, frame))
             assert decode(api_key, version, changed) == expected
 
@@ -502,8 +502,8 @@ def test_of_settings_only_the_addresses_of_brokers_are_hidden(filler, version, r
                         setting.update(value=None, is_sensitive=True)
                         if version:
                             setting["synonyms"] = []
-            shown = whole(without_addresses(version, frame))
-            check_frame_length(shown)
+            shown = whole(without_config_addresses(version, frame))
+            check_whole_response(shown)
             assert decode(DESCRIBE_CONFIGS, version, shown) == expected
 
 
@@ -522,10 +522,10 @@ def settings_response(*settings):
 
 def test_settings_of_many_brokers_are_read_in_steps():
     frame = settings_response(*[("listeners", "")] * MANY)
-    assert sum(1 for _ in without_addresses(1, frame)) >= MANY
+    assert sum(1 for _ in without_config_addresses(1, frame)) >= MANY
     other = settings_response(*[("log.dirs", "x" * 30_000)] * MANY)
-    assert sum(1 for _ in without_addresses(1, other)) >= len(other) >> 20
-    assert whole(without_addresses(1, other)) is other
+    assert sum(1 for _ in without_config_addresses(1, other)) >= len(other) >> 20
+    assert whole(without_config_addresses(1, other)) is other
 
 
 @pytest.mark.parametrize("name", ["listeners", "advertised.listeners", "host.name"])
@@ -535,7 +535,7 @@ def test_an_address_is_found_wherever_it_lies_in_a_long_response(name):
     for begin in range((1 << 20) - len(name) - 1, (1 << 20) + 2):
         frame = settings_response(*fill, ("log.dirs", "x" * (begin - before)), (name, "real"))
         assert frame.rindex(name.encode()) == begin
-        assert b"real" not in whole(without_addresses(1, frame))
+        assert b"real" not in whole(without_config_addresses(1, frame))
 
 
 @pytest.mark.parametrize("version", range(APIS[METADATA].max_version + 1))
@@ -547,7 +547,7 @@ def test_of_metadata_only_what_is_up_to_the_end_of_the_brokers_is_needed(filler,
         for cut in range(8, end):
             assert brokers_end(version, frame[:cut]) is None
         expected = rewrite_response(METADATA, version, frame, tell_proxy, fallback=TOLD)
-        start = whole(rewrite_steps(METADATA, version, frame[:end], tell_proxy, fallback=TOLD))
+        start = whole(rewrite_in_steps(METADATA, version, frame[:end], tell_proxy, fallback=TOLD))
         assert start + frame[end:] == expected
 
 
@@ -571,7 +571,7 @@ def test_many_addresses_are_replaced_a_few_in_a_step(api_key, version, fields):
         told[-1] += 1
         return TOLD
 
-    steps = rewrite_steps(api_key, version, frame, tell)
+    steps = rewrite_in_steps(api_key, version, frame, tell)
     told.append(0)
     with contextlib.suppress(StopIteration):
         while True:
@@ -590,5 +590,5 @@ def test_a_produce_response_with_many_partitions_is_read_in_steps(topics, partit
     message = response(version=10, responses=[one] * topics)
     message.with_header(correlation_id=5)
     frame = bytes(message.encode(header=True, framed=True))
-    steps = rewrite_steps(PRODUCE, 10, frame, tell_proxy)
+    steps = rewrite_in_steps(PRODUCE, 10, frame, tell_proxy)
     assert sum(1 for _ in steps) >= topics * partitions // (8 * STEP_ELEMENTS)

@@ -30,7 +30,7 @@ from proxy.admin.commands.top_tables import (
     WARNING,
     draw_table,
     draw_view,
-    print_wide,
+    print_at_width,
     table_order,
 )
 from proxy.admin.document_models import Column, printable
@@ -60,7 +60,7 @@ def run_top(client: AdminPortClient, *, once: bool = False, console: Console | N
         views = [CLIENTS]
         views += [QUERIES] if status["followed"] else []
         views += [PIPELINES] if status["pipelines_total"] else []
-        print_wide(lambda width: draw_view(status, "held", width, views=views), console)
+        print_at_width(lambda width: draw_view(status, "held", width, views=views), console)
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the cursor stays hidden
     with suppress(KeyboardInterrupt):
@@ -132,7 +132,7 @@ def run_connections(
     query = urlencode({"filter": text, "limit": limit}, errors="surrogateescape")
     path = f"/v1/connections?{query}"
     document = client.document(path, {"connections", "total", "matching"})
-    print_wide(lambda width: _connection_table(document, width), console)
+    print_at_width(lambda width: _connection_table(document, width), console)
 
 
 def _connection_table(document: Document, width: int) -> RenderableType:
@@ -151,7 +151,7 @@ def run_tier(client: AdminPortClient, *, as_json: bool) -> None:
     if as_json:
         Console().print_json(data=tier)
     else:
-        print_wide(lambda width: tier_tables(tier, width))
+        print_at_width(lambda width: tier_tables(tier, width))
 
 
 def tier_tables(tier: Document, width: int) -> RenderableType:

@@ -93,7 +93,7 @@ class AdminPortClient:
         reply = self.ask(path, body)
         if reply.status == HTTPStatus.OK:
             return reply.body
-        what, fix = error_and_fix(reply)
+        what, fix = reply_error_and_fix(reply)
         if reply.status == HTTPStatus.UNAUTHORIZED:
             fix += "; give its file as --token-file"
         problem = f"{self.url} refuses with {reply.status}: {what}"
@@ -138,7 +138,7 @@ class AdminPortClient:
         return rows
 
 
-def error_and_fix(reply: Reply) -> tuple[str, str]:
+def reply_error_and_fix(reply: Reply) -> tuple[str, str]:
     """Return why the proxy refused a request, and the fix."""
     try:
         said = json.loads(reply.body)

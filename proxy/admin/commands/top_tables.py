@@ -79,7 +79,7 @@ def table_order(view: str, order: str) -> str:
     return order if view == CLIENTS or order == "name" else "urgency"
 
 
-def print_wide(draw: Callable[[int], RenderableType], console: Console | None = None) -> None:
+def print_at_width(draw: Callable[[int], RenderableType], console: Console | None = None) -> None:
     """Print what `draw` gives for the width of the terminal, or of PLAIN_COLUMNS without one."""
     console = console or Console()
     if not console.is_terminal:

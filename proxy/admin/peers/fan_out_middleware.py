@@ -24,7 +24,7 @@ from proxy.admin.api import (
     THROTTLING_PATH,
     connection_page_request,
     path_suffix,
-    report_body,
+    report_body_in_turn,
 )
 from proxy.admin.document_models import MISREAD
 from proxy.admin.pagination import LISTS, PageRequest, page_request_of
@@ -33,7 +33,7 @@ from proxy.admin.peers.members import (
     FanOutAnswers,
     ForwardedRequest,
     PeerFanOut,
-    forward_unchanged,
+    forwarded_reply,
     member_lost_error,
     no_answer_error,
 )
@@ -44,10 +44,10 @@ from proxy.admin.replies import (
     JSON_HEADERS,
     SCRAPE_HEADERS,
     ApiError,
-    json_body,
     json_text,
     long_reply,
-    parse_object,
+    object_or_none,
+    read_json_bytes,
     readiness_reply,
 )
 from proxy.progress.report import MAX_VALUES, count_values
@@ -135,7 +135,7 @@ class FanOutMiddleware:
                 fix = f"ask again when all answer; without an answer: {away}"
                 raise ApiError(404, "no member that answers knows it", fix)
             if not answers.ok:
-                return forward_unchanged(answers.first)
+                return forwarded_reply(answers.first)
             # A thread: what ten members have to say takes some milliseconds each.
             body = await asyncio.to_thread(_merged_body, answers, TABLES[path], page, more)
         return long_reply(body, JSON_HEADERS)
@@ -146,7 +146,7 @@ class FanOutMiddleware:
         for each in self._members.asked_for(request):
             reply = await self._members.ask_one(each.name, ForwardedRequest.of(request))
             if isinstance(reply, Reply):
-                return forward_unchanged(reply)
+                return forwarded_reply(reply)
             missing.append(reply)
         raise no_answer_error(missing)
 
@@ -156,7 +156,7 @@ class FanOutMiddleware:
         async with self._long_answers:
             answers = await self._members.ask_all(asked, ForwardedRequest.of(request))
             if "member" in request.query:
-                return forward_unchanged(answers.first)
+                return forwarded_reply(answers.first)
             texts = {reply.member: reply.body for reply in answers.ok}
             self._up.clear()
             for each in asked:
@@ -177,7 +177,7 @@ class FanOutMiddleware:
             return readiness_reply(no_answer_error(answers.missing).what, None)
         reasons, warnings = [], []
         for reply in answers.replies:
-            document = parse_object(reply.body) or {"reason": "its answer is no JSON"}
+            document = object_or_none(reply.body) or {"reason": "its answer is no JSON"}
             if not reply.is_ok:
                 reasons.append(f"member {reply.member!r}: {document.get('reason')}")
             if warning := document.get("warning"):
@@ -192,14 +192,14 @@ class FanOutMiddleware:
         )
 
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
-        async with report_body(request, self._parts) as body:
+        async with report_body_in_turn(request, self._parts) as body:
             clients = self._parts.reports.registry.clients
             client_id = await asyncio.to_thread(client_of_report, body, clients)
             return await self._pass_to(request, body, client_id)
 
     async def _change(self, request: web.Request) -> web.StreamResponse:
         """Have the leader make a change; what is to be deleted comes without a body."""
-        body = None if request.method == "DELETE" else await json_body(request)
+        body = None if request.method == "DELETE" else await read_json_bytes(request)
         return await self._pass_to(request, body)
 
     async def _pass_to(
@@ -224,17 +224,17 @@ class FanOutMiddleware:
                     raise member_lost_error(reply, _LEADER if client_id is None else _OWNER)
             elif reply.status != UNDONE or loop.time() >= undone_until_s:
                 await self._record(request, reply)
-                return forward_unchanged(reply)
+                return forwarded_reply(reply)
             await asyncio.sleep(AWAY_RETRY_S)
 
     async def _put_level(self, request: web.Request) -> web.StreamResponse:
         """Set the level of all; the leader records it, and says what is wrong with it."""
-        question = ForwardedRequest.of(request, await json_body(request))
+        question = ForwardedRequest.of(request, await read_json_bytes(request))
         answers = await self._members.ask_all(self._members.asked_for(request), question)
         first = answers.first
         refused = [reply for reply in answers.replies if not reply.is_ok]
         if refused:
-            return forward_unchanged(refused[0])
+            return forwarded_reply(refused[0])
         if "member" in request.query:
             await self._record(request, first)
         if answers.missing:
@@ -242,7 +242,7 @@ class FanOutMiddleware:
             have = ", ".join(repr(reply.member) for reply in answers.replies)
             text = f"not all members have the level: {away}; it is set at {have}"
             raise ApiError(502, text, "set it again when all answer; see members in GET /v1/status")
-        return forward_unchanged(first)
+        return forwarded_reply(first)
 
     async def _delete_connection(self, request: web.Request) -> web.StreamResponse:
         """Close a connection at the member that has it, which is found by asking all."""
@@ -264,10 +264,10 @@ class FanOutMiddleware:
         if answers.ok:
             closed = answers.ok[0]
             await self._record(request, closed)
-            return forward_unchanged(closed)
+            return forwarded_reply(closed)
         if answers.missing:
             raise member_lost_error(answers.missing[0], "which may have the connection")
-        return forward_unchanged(answers.replies[0])
+        return forwarded_reply(answers.replies[0])
 
     async def _record(self, request: web.Request, reply: Reply) -> None:
         """Have the leader record what another one left it. If it can't, the log says so."""
@@ -302,7 +302,7 @@ def _merged_body(
     documents: dict[str, Document] = {}
     missing = [*answers.missing]
     for reply in answers.replies:
-        document = parse_object(reply.body) if reply.is_ok else None
+        document = object_or_none(reply.body) if reply.is_ok else None
         if document and fits(reply.member, document):
             documents[reply.member] = document
         elif reply.is_ok:
@@ -338,7 +338,7 @@ def client_of_report(body: bytes, clients: Mapping[str, str]) -> str | None:
     """
     if count_values(body) > MAX_VALUES:
         return None
-    if (document := parse_object(body)) is None:
+    if (document := object_or_none(body)) is None:
         return None
     client_id, name = document.get("client_id"), document.get("name")
     if client_id and isinstance(client_id, str):

@@ -12,7 +12,7 @@ from yarl import URL
 
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
-from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, forwarded_headers
+from proxy.admin.port.guard import ONE_MEMBER, SAFE_METHODS, SCOPE, answer_member, identity_headers
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_reply
 from proxy.tier.peer_client import PeerError, Reply, Target
 from proxy.tier.tier_member import TierMember
@@ -143,7 +143,7 @@ class PeerFanOut:
 
     async def _ask(self, endpoint: Target, question: ForwardedRequest) -> Reply | PeerError:
         leaves_audit = question.may_change and endpoint.name != self.tier.leader
-        headers = forwarded_headers(current_author(), leaves_audit=leaves_audit)
+        headers = identity_headers(current_author(), leaves_audit=leaves_audit)
         if endpoint.name == self.tier.name:
             return await _ask_own_handlers(endpoint.name, question, headers)
         try:
@@ -198,7 +198,7 @@ async def _ask_own_handlers(
     return Reply(member, response.status, response.headers, body)
 
 
-def forward_unchanged(reply: Reply) -> web.Response:
+def forwarded_reply(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
     headers = {**HEADERS, "Content-Type": reply.headers.get("Content-Type", "")}
     return long_reply(reply.body, headers, reply.status)

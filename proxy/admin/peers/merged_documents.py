@@ -15,15 +15,15 @@ from proxy.admin.client_documents import (
     IS_VISIT,
     UNBOUNDED,
     client_key,
-    unbounded_cursor_key,
+    unbounded_client_key,
 )
-from proxy.admin.document_models import Column, Combine, Model, RowContext
+from proxy.admin.document_models import Column, Combine, DocumentModel, RowContext
 from proxy.admin.pagination import Key, PageBuilder, PageRequest
 from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import (
     MAX_QUERY_SUMMARIES,
     grouped_by_query,
-    paged_partitions,
+    partition_page_builder,
     partitions_of,
     query_urgency,
 )
@@ -81,7 +81,7 @@ def combine_fields(**combines: Combine) -> Part:
 
 
 def merge_same_rows(
-    rows: Iterable[Row], identity: Callable[[Row], Hashable], model: Model[Any]
+    rows: Iterable[Row], identity: Callable[[Row], Hashable], model: DocumentModel[Any]
 ) -> list[Row]:
     """Return one row for those of each identity, which the row of its owner begins.
 
@@ -103,14 +103,14 @@ def merge_same_rows(
     return found
 
 
-LISTENER = Model[Any]("connections: how many are open", {}, {"connections": sum})
-UNMERGED = Model[Any]("member: where it is", {})
+LISTENER = DocumentModel[Any]("connections: how many are open", {}, {"connections": sum})
+UNMERGED = DocumentModel[Any]("member: where it is", {})
 
 
-def join_rows(
+def merge_row_lists(
     key: str,
     identity: Callable[[Row], Hashable] = id,
-    model: Model[Any] = UNMERGED,
+    model: DocumentModel[Any] = UNMERGED,
     *,
     urgency: Callable[[Row], Any] = lambda _: 0,
     most: int | None = None,
@@ -186,7 +186,7 @@ def _connection_key(connection: Row) -> Key:
     return connection["id"], machine_of(connection[MEMBER])
 
 
-MEMBER_ROW = Model[Document](
+MEMBER_ROW = DocumentModel[Document](
     """
     name, machine, alive, answers: of each member; whether it has answered of late, and now
     ready, problem: why clients cannot be served, or why it does not answer
@@ -239,7 +239,7 @@ def _readiness(told: MemberDocuments) -> Document:
 
 
 def _merged_progress(told: MemberDocuments) -> Document:
-    found = paged_partitions(told.page, partitions_of(told.rows("queries")))
+    found = partition_page_builder(told.page, partitions_of(told.rows("queries")))
     return {"queries": grouped_by_query(found.rows()), **found.next(*told.nexts())}
 
 
@@ -268,7 +268,7 @@ def _boundless(walked_by: Callable[[Row], Key] | None = None) -> Sequence[Part]:
     """Return the parts of clients without a bound: how many, and a list."""
     return (
         combine_fields(unbounded=sum),
-        join_rows(
+        merge_row_lists(
             *("unbounded_clients", client_key, UNBOUNDED),
             urgency=lambda row: row["rate"] or 0.0,
             walked_by=walked_by,
@@ -277,7 +277,9 @@ def _boundless(walked_by: Callable[[Row], Key] | None = None) -> Sequence[Part]:
 
 
 def _budgets(walked_by: Callable[[Row], Key] | None = None) -> Part:
-    return join_rows("budgets", _rate_of, BUDGET, left_off=(MEMBER, "members"), walked_by=walked_by)
+    return merge_row_lists(
+        "budgets", _rate_of, BUDGET, left_off=(MEMBER, "members"), walked_by=walked_by
+    )
 
 
 _CLIENTS: Sequence[Part] = (merged_clients, _budgets(), *_boundless())
@@ -298,28 +300,28 @@ TABLES: Mapping[str, Sequence[Part]] = {
         ),
         *_CLIENTS,
         # The members of a machine listen at one address; another machine has another one.
-        join_rows(
+        merge_row_lists(
             "listeners",
             itemgetter("name", "host", "port"),
             LISTENER,
             **_SHORT,
         ),
-        join_rows("certificates", itemgetter("section", "file"), **_SHORT),
-        join_rows("queries", urgency=query_urgency, most=MAX_QUERY_SUMMARIES),
-        join_rows("pipelines", urgency=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
+        merge_row_lists("certificates", itemgetter("section", "file"), **_SHORT),
+        merge_row_lists("queries", urgency=query_urgency, most=MAX_QUERY_SUMMARIES),
+        merge_row_lists("pipelines", urgency=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
         _readiness,
         _figures,
     ),
     "/v1/clients": (combine_fields(total=sum), *_CLIENTS),
-    "/v1/unbounded": _boundless(unbounded_cursor_key),
+    "/v1/unbounded": _boundless(unbounded_client_key),
     "/v1/budgets": (combine_fields(total=max), _budgets(_rate_of)),
-    CLIENTS_PATH + ANY_NAME: (join_rows("quotas", _sensor_of, CLIENT, most=_MOST),),
+    CLIENTS_PATH + ANY_NAME: (merge_row_lists("quotas", _sensor_of, CLIENT, most=_MOST),),
     "/v1/connections": (
         combine_fields(total=sum, held=sum, matching=sum),
         _connections,
     ),
     "/v1/progress": (_merged_progress,),
-    "/v1/pipelines": (join_rows("pipelines", walked_by=lambda row: (row["name"],)),),
+    "/v1/pipelines": (merge_row_lists("pipelines", walked_by=lambda row: (row["name"],)),),
     LOG_LEVEL_PATH: (_levels,),
 }
 """By paths; what no part of a table gives is the leader's."""

@@ -13,7 +13,7 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author
 from proxy.admin.document_models import MISREAD
 from proxy.admin.port.guard import require_all_rights
-from proxy.admin.replies import ApiError, json_body, json_reply, parse_json
+from proxy.admin.replies import ApiError, json_reply, parse_json, read_json_bytes
 from proxy.quota.manager import SensorDebt
 from proxy.state import Record
 from proxy.tasks import wait_at_most
@@ -89,7 +89,7 @@ class PeerRoutes:
         with _refusing("changes", '[{"what": WHAT, "before": BEFORE, "after": AFTER}, ...]'):
             changes = [
                 (str(each["what"]), each["before"], each["after"])
-                for each in json.loads(await json_body(request))
+                for each in json.loads(await read_json_bytes(request))
             ]
         for what, before, after in changes:
             await self._parts.audit.record(current_author(), what, before, after, time.time())
@@ -99,7 +99,7 @@ class PeerRoutes:
 async def _read(request: web.Request, most_bytes: int) -> Any:
     """Return the JSON that a member sends; long ones take a thread milliseconds."""
     require_all_rights(current_author())
-    return await asyncio.to_thread(parse_json, await json_body(request, most_bytes))
+    return await asyncio.to_thread(parse_json, await read_json_bytes(request, most_bytes))
 
 
 @contextmanager

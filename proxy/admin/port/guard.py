@@ -17,7 +17,7 @@ from structlog import get_logger
 
 from proxy.admin.audit import LOCAL_AUTHOR, Author, Change, current_author, set_author
 from proxy.admin.replies import ApiError
-from proxy.progress.report import ALL_QUERIES, QueryScope
+from proxy.progress.report import ALL_QUERIES, ReportableQueries
 from proxy.state import StateError
 
 OPEN_PATHS = ("/healthz", "/readyz", "/metrics")  # what the kubelet and Prometheus ask for
@@ -57,7 +57,7 @@ class AdminToken:
     name: str
     text: str = field(repr=False)
     rights: Collection[AccessRight] = tuple(AccessRight)
-    queries: QueryScope = ALL_QUERIES
+    queries: ReportableQueries = ALL_QUERIES
     """On which it may report."""
 
     @property
@@ -120,7 +120,7 @@ _TASKS: Mapping[AccessRight, str] = {
 _log = get_logger(__name__)
 
 
-class AdminProtocol(web.RequestHandler):
+class JsonErrorProtocol(web.RequestHandler):
     """Answers what is no request with a JSON error, too."""
 
     __slots__ = ()
@@ -225,7 +225,7 @@ def require_all_rights(author: Author) -> None:
         raise ApiError(403, "only a token with all rights may ask as a member of the tier", fix)
 
 
-def forwarded_headers(author: Author, *, leaves_audit: bool = False) -> dict[str, str]:
+def identity_headers(author: Author, *, leaves_audit: bool = False) -> dict[str, str]:
     """Return the headers of a request to a member, which say who asks."""
     headers = {SCOPE: ONE_MEMBER, AUTHOR: quote(author.name, safe="")}
     if author.address is not None:
@@ -242,7 +242,7 @@ def _author_in(headers: Mapping[str, str], unnamed: str) -> Author:
     name = unquote(headers.get(AUTHOR, ""), errors="replace") or unnamed
     queries = ALL_QUERIES
     if (patterns := headers.get(QUERIES_HEADER)) is not None:
-        queries = QueryScope(tuple(map(unquote, patterns.split(","))))
+        queries = ReportableQueries(tuple(map(unquote, patterns.split(","))))
     return Author(name, headers.get(PEER), queries, may_do_all=True)
 
 

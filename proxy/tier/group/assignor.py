@@ -47,7 +47,7 @@ def sync_group_assignments(
             subscriptions[key] = error
     assignment, is_another_round_wanted = assign(subscriptions, newest, generation, place)
     data = assignment.encode()
-    size_bytes = group_bytes(said, data)
+    size_bytes = group_metadata_size(said, data)
     if size_bytes > LARGE_GROUP_BYTES:
         _log.warning(
             "the tier is near to what its group can hold",
@@ -59,7 +59,7 @@ def sync_group_assignments(
     return dict.fromkeys(said, data), is_another_round_wanted
 
 
-def group_bytes(said: Mapping[str, bytes], assignment: bytes) -> int:
+def group_metadata_size(said: Mapping[str, bytes], assignment: bytes) -> int:
     """Return how much the coordinator has to keep of a group, without some bytes for names."""
     return sum(map(len, said.values())) + len(said) * len(assignment)
 

@@ -83,7 +83,7 @@ class MembershipError(ProxyError):
     """The process cannot be in the group, and waiting does not mend that."""
 
 
-class GroupSession:
+class GroupSessionHealth:
     """What a member knows of its session, by its own clock; times are in seconds."""
 
     def __init__(self, group_id: str, timeout_s: float) -> None:
@@ -154,7 +154,7 @@ class GroupMember:
         """By what the coordinator knows this process, since it joined last."""
         self._session_timeout_s = session_timeout_s
         self._coordinator_key = GROUP_COORDINATOR, group_id
-        self._session = GroupSession(group_id, session_timeout_s)
+        self._session = GroupSessionHealth(group_id, session_timeout_s)
         self._wanted = asyncio.Event()
         """A round is wanted, by us or by another member."""
         self._stopping = asyncio.Event()
@@ -487,7 +487,7 @@ def log_oddities(assignment: Assignment, before: Assignment | None, member_id: s
             _log.warning(text, machine=refusal.name, reason=refusal.reason)
 
 
-async def find_conflicting_group(
+async def find_group_sharing_topic(
     client: KafkaClient, group_id: str, state_topic: str, brokers: Iterable[Address]
 ) -> str | None:
     """Return another tier's group whose members keep their state in this topic.

@@ -16,8 +16,8 @@ from metrics import Instruments
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import Address
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import QuotaSettings, Rule
-from proxy.relay.brokers import Brokers
+from proxy.quota.rules import QuotaManagerSettings, Rule
+from proxy.relay.brokers import BrokerConnector
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.listener import ListenerSettings
@@ -122,7 +122,7 @@ def _make(steering: MapSteering, bootstrap: str, rules: tuple[Rule, ...]) -> Mem
     loop = asyncio.get_running_loop()
     metrics = CollectorRegistry()
     instruments = Instruments(metrics, max_label_sets=MAX_CLIENTS)
-    settings = QuotaSettings(rules=rules)
+    settings = QuotaManagerSettings(rules=rules)
     quotas = QuotaManager(settings, instruments)
     quotas.paces_new = True
     services = Services(
@@ -138,7 +138,7 @@ def _make(steering: MapSteering, bootstrap: str, rules: tuple[Rule, ...]) -> Mem
         steering=steering,
     )
     host, port = bootstrap.rsplit(":", 1)
-    brokers = Brokers(Bootstrap([(host, int(port))], None, 10.0))
+    brokers = BrokerConnector(Bootstrap([(host, int(port))], None, 10.0))
     listener = ListenerSettings(LISTENER, HOST, HOST, takes_free_ports=True)
     return Member(Relay((listener,), brokers, services), services, steering, metrics, set())
 

@@ -25,8 +25,8 @@ from proxy.progress.topics import TopicNames
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meters import OF_SENSORS
-from proxy.quota.rules import QuotaSettings, Rule
-from proxy.relay.brokers import Brokers
+from proxy.quota.rules import QuotaManagerSettings, Rule
+from proxy.relay.brokers import BrokerConnector
 from proxy.relay.clients import ClientRegistry, ClientUsage
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.listener import ListenerSettings
@@ -239,7 +239,7 @@ class Lab:
 
     relay: Relay
     services: Services
-    brokers: Brokers
+    brokers: BrokerConnector
     metrics: CollectorRegistry
     accepted: asyncio.Queue[End]
     client_tls: ssl.SSLContext | None
@@ -329,7 +329,7 @@ async def open_lab(
     files = open_files()
     metrics = CollectorRegistry()
     instruments = Instruments(metrics, max_label_sets=100)
-    settings, names = QuotaSettings(rules=rules), TopicNames()
+    settings, names = QuotaManagerSettings(rules=rules), TopicNames()
     quotas = QuotaManager(settings, instruments)
     sensors = OF_SENSORS, quotas.metric_rows
     metrics.register(MetricTableCollector([sensors], clock_ms, sys.maxsize))
@@ -365,7 +365,7 @@ async def open_lab(
     )
     address = server.sockets[0].getsockname()[:2]
     bootstrap = Bootstrap([address], upstream_tls.client() if upstream_tls else None, 10.0)
-    brokers = Brokers(bootstrap)
+    brokers = BrokerConnector(bootstrap)
     tls = client_tls.server() if client_tls else None
     listener = ListenerSettings(LISTENER, LAB_HOST, "proxy", takes_free_ports, tls=tls)
     relay = Relay((listener,), brokers, services)

@@ -8,11 +8,11 @@ from uuid import UUID
 from parts.query_world import QueryWorld
 from parts.reports import ReportingDriver, batch_document, parsed
 
-from proxy.backpressure.backpressure import OffsetLookups, QueryBackpressure
-from proxy.progress.progress_records import read_records
+from proxy.backpressure.backpressure import ConnectionLookups, QueryBackpressure
+from proxy.progress.progress_records import read_progress_records
 from proxy.progress.query import FollowedQuery, ProgressSettings, QuerySettings
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaManagerSettings, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
 from proxy.wire.list_offsets import EARLIEST, LATEST, LookupRequest, read_list_offsets_response
@@ -59,10 +59,10 @@ class BackpressureWorld(QueryWorld):
         """Make all that is lost with a process, from the state; return what was refused of it."""
         self.rules = rules
         progress = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
-        self.open_quotas(QuotaSettings(rules=rules))
+        self.open_quotas(QuotaManagerSettings(rules=rules))
         self.open_queries(progress, on_change=self.count_change)
         self.client = self.quotas.client(IDENTITY)
-        refused = self.registry.load(read_records(self.kept("progress/")))
+        refused = self.registry.load(read_progress_records(self.kept("progress/")))
         return refused + self.backpressure.load(self.kept("pressure/"), self.now_ms)
 
     def count_change(self) -> None:
@@ -128,10 +128,10 @@ class BackpressureWorld(QueryWorld):
 
     def update(self, *rules: Rule) -> None:
         self.rules = rules
-        self.quotas.update(QuotaSettings(rules=rules))
+        self.quotas.update(QuotaManagerSettings(rules=rules))
 
-    def lookups(self) -> OffsetLookups:
-        return OffsetLookups(self.query, self.query_backpressure, self.now_ms)
+    def lookups(self) -> ConnectionLookups:
+        return ConnectionLookups(self.query, self.query_backpressure, self.now_ms)
 
     def send(self, event: str, **more) -> None:
         self.driver.run_id = self.run_id
@@ -223,7 +223,7 @@ def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:
 
 
 def told(
-    world: BackpressureWorld, lookups: OffsetLookups, latest: dict[int, int], **how
+    world: BackpressureWorld, lookups: ConnectionLookups, latest: dict[int, int], **how
 ) -> dict[int, int]:
     """What a driver reads that asks for the latest offsets now."""
     isolation = how.pop("isolation", 0)
@@ -235,7 +235,7 @@ def told(
 
 
 def tell_earliest(
-    world: BackpressureWorld, lookups: OffsetLookups, offsets: dict[int, int]
+    world: BackpressureWorld, lookups: ConnectionLookups, offsets: dict[int, int]
 ) -> None:
     lookups.answered(ask(offsets, EARLIEST), VERSION, answer(offsets), world.now_ms)
 

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts.reports import uuid
 
-from proxy.backpressure.backpressure import OffsetLookups
+from proxy.backpressure.backpressure import ConnectionLookups
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
 from proxy.backpressure.drivers import MISSED_ANSWERS
 from proxy.progress.report import TriggerKind
@@ -490,7 +490,7 @@ def test_errors_and_missing_offsets_are_left_alone():
 
 def test_without_an_adaptive_rule_progress_learns_the_ends_too():
     world = world_of()
-    lookups = OffsetLookups(world.query, None, world.now_ms)
+    lookups = ConnectionLookups(world.query, None, world.now_ms)
     assert lookups.wait_ms(ask([0]), world.now_ms) == 0
     assert told(world, lookups, {0: 5000}) == {0: 5000}
     assert partition(world).log.high_watermark == 5000

@@ -16,7 +16,7 @@ from proxy.backpressure.cost import (
     MOST_NOISE,
     PROBE,
     WORTHWHILE,
-    BatchCost,
+    BatchCostModel,
     CostEstimator,
     CostState,
     FinishedBatch,
@@ -233,9 +233,9 @@ def test_the_interval_may_be_known_later_than_the_costs():
 
 def test_what_is_first_believed():
     """A short batch is mostly its fixed time; a long one has no more of it than an interval."""
-    short = BatchCost.first(10.0, 0.1 * INTERVAL_MS, INTERVAL_MS)
+    short = BatchCostModel.first(10.0, 0.1 * INTERVAL_MS, INTERVAL_MS)
     assert short.fixed_ms > 0.9 * 0.1 * INTERVAL_MS
-    long = BatchCost.first(1e6, 20 * INTERVAL_MS, INTERVAL_MS)
+    long = BatchCostModel.first(1e6, 20 * INTERVAL_MS, INTERVAL_MS)
     assert 0.9 * INTERVAL_MS < long.fixed_ms < INTERVAL_MS
     assert long.time_ms(1e6) == pytest.approx(20 * INTERVAL_MS)
     assert long.noise == FIRST_NOISE**2
@@ -248,7 +248,7 @@ def test_what_is_first_believed():
     sizes=st.lists(st.integers(1, 100_000), min_size=20, max_size=40, unique=True),
 )
 def test_exact_batches_are_learnt_exactly(fixed_ms, each_ms, sizes):
-    cost = BatchCost.first(sizes[0], fixed_ms + each_ms * sizes[0], INTERVAL_MS)
+    cost = BatchCostModel.first(sizes[0], fixed_ms + each_ms * sizes[0], INTERVAL_MS)
     for size in sizes[1:] * 3:
         cost = cost.after(size, fixed_ms + each_ms * size)
     for size in sizes:
@@ -320,7 +320,7 @@ def test_nor_does_anything_that_was_kept(state, batches):
     doubt=st.sampled_from([0.0, 1.0]),
 )
 def test_more_fits_into_a_longer_time(fixed_ms, each_ms, shorter, longer, doubt):
-    cost = BatchCost.first(1000.0, fixed_ms + each_ms * 1000, INTERVAL_MS)
+    cost = BatchCostModel.first(1000.0, fixed_ms + each_ms * 1000, INTERVAL_MS)
     for size in (500.0, 2000.0, 100.0):
         cost = cost.after(size, fixed_ms + each_ms * size)
     less = cost.largest(shorter, doubt=doubt)

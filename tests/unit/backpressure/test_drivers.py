@@ -7,8 +7,8 @@ from proxy.backpressure.drivers import (
     MAX_PLANNED,
     MAX_STEP,
     MIN_KNOWN,
-    Drivers,
     QueryConnection,
+    QueryDrivers,
 )
 from proxy.progress.report import BatchRange
 
@@ -41,7 +41,7 @@ def ranges(ends):
 
 @pytest.mark.parametrize(("ends", "left"), LEFT.values(), ids=LEFT)
 def test_what_was_left_when_a_batch_was_planned(ends, left):
-    told = Drivers()
+    told = QueryDrivers()
     for latest, offset in [((500, 30), (100, 10)), ((500, 30), (200, 20)), ((1000, 30), (300, 30))]:
         for key, real, end in zip(KEYS, latest, offset, strict=True):
             told.record_end(key, real, end, DRIVER, 1.0)
@@ -49,16 +49,16 @@ def test_what_was_left_when_a_batch_was_planned(ends, left):
 
 
 def test_plans_of_long_ago_are_forgotten():
-    told = Drivers()
+    told = QueryDrivers()
     for end in range(MAX_PLANNED + 1):
         told.record_end(KEYS[0], 100, end, DRIVER, 1.0)
     assert told.left_out(ranges({KEYS[0]: 0})) is None
     assert told.left_out(ranges({KEYS[0]: 1})) == 99
 
 
-def killed(*request_ids: int) -> Drivers:
+def killed(*request_ids: int) -> QueryDrivers:
     """A run whose driver has looked up with these requests, and lost its connections."""
-    known = Drivers()
+    known = QueryDrivers()
     connection = QueryConnection(opened_ms=0.0)
     known.connect(connection)
     known.record_alive(1.0, 1.0)
@@ -68,7 +68,7 @@ def killed(*request_ids: int) -> Drivers:
     return known
 
 
-def trusts(known: Drivers, *request_ids: int) -> set[bool]:
+def trusts(known: QueryDrivers, *request_ids: int) -> set[bool]:
     """Whether a new connection is the driver's, at each of these look-ups."""
     connection = QueryConnection(opened_ms=10.0)
     known.connect(connection)

@@ -5,7 +5,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.backpressure.backpressure import Backpressure
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveSettings, QuotaPause, QuotaSettings, Rule, RuleTable
+from proxy.quota.rules import AdaptiveSettings, QuotaManagerSettings, QuotaPause, Rule, RuleTable
 
 RULE = Rule(
     client_id="orders",
@@ -23,7 +23,7 @@ def test_it_is_the_same_before_and_after(keys: dict[str, str]) -> None:
     assert before is not None
     for pauses in ([QuotaPause(keys, 1.0)], []):
         table = RuleTable((RULE,), pauses=pauses)
-        world.quotas.update(QuotaSettings(rules=(RULE,)), table)
+        world.quotas.update(QuotaManagerSettings(rules=(RULE,)), table)
         backpressure.tick(1.0)
         assert backpressure.of_identity(CLIENT, 1.0) is before
         assert not before.clamp.detached

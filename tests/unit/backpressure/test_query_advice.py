@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.backpressure.query_advice import advise
+from proxy.backpressure.query_advice import update_query_advice
 from proxy.progress.events import ProgressEvent, ProgressEventKind
 from proxy.progress.query import FollowedQuery, LastBatch
 from proxy.progress.report import ReportedTrigger
@@ -34,7 +34,7 @@ def make(
 def find(query, *rules, identity=None, is_followed=False, known=("etl",)) -> dict[str, str]:
     table = RuleTable(rules)
     match = table.match(QuotaKind.CONSUMER_BYTE_RATE, identity) if identity is not None else None
-    advise(
+    update_query_advice(
         query,
         table,
         match and match.rule,

@@ -4,7 +4,12 @@ from itertools import starmap
 from operator import attrgetter
 
 from proxy.pipeline.completion import CompletionTracker
-from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
+from proxy.pipeline.graph import (
+    PipelineGraph,
+    PipelineSettings,
+    SourceProducerSettings,
+    StageSettings,
+)
 from proxy.state import Record
 
 SECOND_MS = 1_000.0
@@ -24,10 +29,10 @@ def stage(name: str, consumes: str, produces: str = "", **changes) -> StageSetti
     return StageSettings(name=name, **topics, **values)
 
 
-def source(client_id: str, produces: str, **changes) -> SourceSettings:
+def source(client_id: str, produces: str, **changes) -> SourceProducerSettings:
     """Make a source that is sound on its own; topics are parted by spaces."""
     values = {"normal_rate": 1_000.0, "step": 100.0} | changes
-    return SourceSettings(client_id=client_id, produces=tuple(produces.split()), **values)
+    return SourceProducerSettings(client_id=client_id, produces=tuple(produces.split()), **values)
 
 
 def graph(stages, name="p", **settings) -> PipelineGraph:

@@ -25,11 +25,11 @@ from proxy.pipeline.ledger import (
     BUCKETS,
     MAX_EDGES,
     TIMED_OUT,
-    ClockOffset,
     Ledger,
     PendingEdges,
     SourceBatch,
     TopicRange,
+    WallClockOffset,
 )
 from proxy.state import UnwrittenRecords
 
@@ -601,7 +601,7 @@ def test_100_000_roots_of_any_size_take_at_most_64_mib():
     a quarter of them, as memory is watched slowly; tables are as full of either number.
     """
     roots, partitions = 25_000, 8
-    ledger = Ledger(TIMEOUT_MS, Random(1), ClockOffset(0.0), lambda *_: None)
+    ledger = Ledger(TIMEOUT_MS, Random(1), WallClockOffset(0.0), lambda *_: None)
     edges = PendingEdges(ledger.new_id, lambda *_: None)
     gc.collect()
     tracemalloc.start()

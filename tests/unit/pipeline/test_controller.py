@@ -16,15 +16,15 @@ from proxy.pipeline.nodes import (
     NOBODY_LEFT,
     NodeController,
     NodeHold,
-    RateChange,
+    RateDirection,
     delay_ms,
-    rate_with_delay,
+    rate_with_added_delay,
 )
 from proxy.state import Record
 
 NODE = source("up", "a", step=50.0)
 SLOWER = source("up", "a", normal_rate=300.0, step=50.0)
-LESS, MORE = RateChange.DECREASE, RateChange.INCREASE
+LESS, MORE = RateDirection.DECREASE, RateDirection.INCREASE
 
 DELAYS = {
     "first request": (1_000, 400, 0, 1.5, 400),
@@ -40,7 +40,7 @@ DELAYS = {
 @pytest.mark.parametrize(("up", "down", "adjust", "delay", "rate"), DELAYS.values(), ids=DELAYS)
 def test_worked_figures(up, down, adjust, delay, rate):
     assert delay_ms(up, down, adjust) == pytest.approx(delay)
-    assert rate_with_delay(up, delay_ms(up, down, adjust)) == pytest.approx(rate)
+    assert rate_with_added_delay(up, delay_ms(up, down, adjust)) == pytest.approx(rate)
 
 
 PERIOD_MS = 4_000.0
@@ -55,10 +55,10 @@ class Run:
         self.now_ms = 0.0
         self.dead: set[str] = set()
 
-    def ask(self, name: str, direction: RateChange, rate: float) -> None:
+    def ask(self, name: str, direction: RateDirection, rate: float) -> None:
         self.up.ask(name, direction, rate, 1.0, name)
 
-    def period(self, *asked: tuple[str, RateChange, float]) -> bool:
+    def period(self, *asked: tuple[str, RateDirection, float]) -> bool:
         for each in asked:
             self.ask(*each)
         self.now_ms += PERIOD_MS
@@ -252,7 +252,7 @@ def test_changed_settings_bound_the_rate_and_leave_out_stages_that_are_gone():
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(RateChange),
+            st.sampled_from(RateDirection),
             st.floats(0, 1e18) | st.just(math.inf),
             st.sampled_from(["one", "two"]),
         ),

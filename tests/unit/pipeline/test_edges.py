@@ -225,7 +225,7 @@ class Offset:
     is_done: bool = False
 
 
-class Model:
+class DocumentModel:
     """The table with every offset by itself."""
 
     def __init__(self):
@@ -271,7 +271,7 @@ def operation():
 @settings(max_examples=300, deadline=None)
 @given(st.lists(operation(), max_size=40), st.integers(0, 1000))
 def test_does_the_same_as_a_model_of_every_offset(operations, seed):
-    table, model, values = make(seed), Model(), Counter()
+    table, model, values = make(seed), DocumentModel(), Counter()
     ends, anchors, numbers = Counter(), {}, count(100)
     for kind, key, *rest in operations:
         if kind == "completed":

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.ledger import BUCKETS, TIMED_OUT, ClockOffset, Ledger, SourceBatch
+from proxy.pipeline.ledger import BUCKETS, TIMED_OUT, Ledger, SourceBatch, WallClockOffset
 
 TIMEOUT_MS = 1_000.0
 TURN_MS = TIMEOUT_MS / (BUCKETS - 1)
@@ -40,7 +40,7 @@ class Telling(Ledger):
 
 
 def make(timeout_ms=TIMEOUT_MS, random=None, wall=None):
-    return Telling(timeout_ms, random or Random(1), wall or ClockOffset(0.0), lambda *_: None)
+    return Telling(timeout_ms, random or Random(1), wall or WallClockOffset(0.0), lambda *_: None)
 
 
 def test_the_worked_example():
@@ -110,7 +110,7 @@ def test_late_acks_fall_out_and_are_counted():
     offset_ms=st.floats(0, 1e6),
 )
 def test_times_out_after_its_time_and_at_most_a_turn_later(heard_ms, steps, offset_ms):
-    ledger = make(wall=ClockOffset(offset_ms))
+    ledger = make(wall=WallClockOffset(offset_ms))
     ledger.init(9, 5, OWNER, heard_ms, heard_ms)
     now_ms = before_ms = heard_ms
     for step in [*steps, 3 * TIMEOUT_MS]:
@@ -196,7 +196,7 @@ class Tree:
     finished: set = field(default_factory=set)
 
 
-class Model:
+class DocumentModel:
     """The ledger with whole trees."""
 
     def __init__(self):
@@ -271,7 +271,7 @@ def histories(draw):
 @settings(max_examples=300, deadline=None)
 @given(histories())
 def test_does_the_same_as_a_model_that_keeps_whole_trees(history):
-    ledger, model, told, now_ms = make(), Model(), [], 0
+    ledger, model, told, now_ms = make(), DocumentModel(), [], 0
 
     def value(edges):
         return reduce(xor, edges, 0)

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 from parts.lone_pipeline import lone_pipeline
 
-from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
+from proxy.pipeline.graph import (
+    PipelineGraph,
+    PipelineSettings,
+    SourceProducerSettings,
+    StageSettings,
+)
 from proxy.pipeline.running_pipeline import RunningPipeline
 
 CHAINED, STAGES = 300, 1_000
@@ -96,7 +101,7 @@ class Plant:
             for stage, inputs in enumerate(self.inputs)
         )
         sources = tuple(
-            SourceSettings(
+            SourceProducerSettings(
                 client_id=f"c{stage}", produces=(f"in{stage}",), normal_rate=NORMAL, step=STEP
             )
             for stage in self.source_total

@@ -11,7 +11,7 @@ from proxy.admin.document_models import RowContext
 from proxy.admin.pipeline_documents import PIPELINE_ROW
 from proxy.config import load_config
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
-from proxy.progress.progress_records import read_records
+from proxy.progress.progress_records import read_progress_records
 from proxy.progress.query_registry import owns_all
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import MemoryStore, StateError
@@ -103,7 +103,7 @@ class WiredWorld(QueryWorld):
         """Begin, or begin again as another process that has the state of pipelines, and more."""
         self.open_quotas(self.config.quota_settings)
         self.open_queries(self.config.progress_settings)
-        assert self.registry.load(read_records(progress)) == []
+        assert self.registry.load(read_progress_records(progress)) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = RunningPipelines(
             self.config.pipelines,

@@ -13,7 +13,7 @@ from proxy.admin.query_documents import progress_documents
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused
 from proxy.progress.tracker import QueryReader
-from proxy.wire.layout import run_steps
+from proxy.wire.layout import run_generator
 
 LARGE = None
 """As the end of an answer: its records passed unseen."""
@@ -34,7 +34,7 @@ class Driver(ReportingDriver):
             self.number = number - 1
         report = parsed(self.document(event, **more))
         registry = self.world.registry
-        return run_steps(registry.accepting(report, self.world.now_ms, self.world.now_s))
+        return run_generator(registry.accepting(report, self.world.now_ms, self.world.now_s))
 
     def batch(self, start, end, batch_id=None, topic="t", **more):
         """Report a batch; offsets are a number for partition 0, or a mapping."""

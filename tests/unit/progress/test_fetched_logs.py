@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.progress.tracker import MAX_AGE_MS, FetchedLogs
+from proxy.progress.tracker import MAX_AGE_MS, FetchedLogOffsets
 from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,
@@ -31,7 +31,7 @@ def fetched(partition=0, **more):
 
 
 def logs_of(*partitions, sent_ms=SENT_MS):
-    logs = FetchedLogs()
+    logs = FetchedLogOffsets()
     logs.begin_response(sent_ms)
     for partition in partitions:
         logs.record("t", [partition])
@@ -125,4 +125,4 @@ def test_only_the_latest_response_counts(later):
 
 
 def test_nothing_is_known_before_the_first_response():
-    assert FetchedLogs().offsets(ask({0: LATEST}), 1.0) is None
+    assert FetchedLogOffsets().offsets(ask({0: LATEST}), 1.0) is None

@@ -3,7 +3,7 @@
 import pytest
 from progress_world import Client, Driver, ProgressWorld, uuid
 
-from proxy.progress.progress_records import read_records
+from proxy.progress.progress_records import read_progress_records
 
 OLD, NEW = uuid("run-1"), uuid("run-2")
 
@@ -99,5 +99,5 @@ def test_what_a_late_batch_completed_is_kept(world, driver):
     driver.batch(10, 50)
     (record,), _ = world.registry.unwritten.take()
     world.reopen()
-    assert world.registry.load(read_records([record])) == []
+    assert world.registry.load(read_progress_records([record])) == []
     assert world.part().committed_to == 50

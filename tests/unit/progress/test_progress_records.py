@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from progress_world import Client, ProgressWorld, configured, uuid
 
-from proxy.progress.progress_records import FORMAT, read_records
+from proxy.progress.progress_records import FORMAT, read_progress_records
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.state import MemoryStore, Record, SqliteStore
 
@@ -31,7 +31,7 @@ def restart(world, store, settings=None):
     if settings is not None:
         world.settings = settings
     world.reopen()
-    return world.registry.load(read_records(store.items("progress/")))
+    return world.registry.load(read_progress_records(store.items("progress/")))
 
 
 def completed(world, *, to=10, topic="t", **more):
@@ -291,7 +291,7 @@ def test_records_that_do_not_fit_are_refused_and_the_others_kept(
 ):
     other = Record.of(FORMAT.key("orders", "t", 7), {**GOOD, "partition": 7})
     records = [Record.of(key, {**GOOD, **change}, version), other]
-    (refused,) = world.registry.load(read_records(records))
+    (refused,) = world.registry.load(read_progress_records(records))
     assert key in refused
     assert named in refused
     assert set(world.query().partitions) == {("t", 7)}
@@ -299,7 +299,7 @@ def test_records_that_do_not_fit_are_refused_and_the_others_kept(
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"label":NaN}'])
 def test_damaged_records_are_refused(world, text):
-    (refused,) = world.registry.load(read_records([Record(KEY, text, 1)]))
+    (refused,) = world.registry.load(read_progress_records([Record(KEY, text, 1)]))
     assert KEY in refused
     assert world.query().partitions == {}
 
@@ -310,7 +310,7 @@ def test_two_queries_of_one_client_cannot_both_be_loaded(world):
         return Record.of(FORMAT.key(label, "t", 0), {**value, "name": label})
 
     records = [record("old", 1.0), record("new", 2.0)]
-    (refused,) = world.registry.load(read_records(records))
+    (refused,) = world.registry.load(read_progress_records(records))
     assert "progress/old/t/0" in refused
     assert world.query("c").name == "new"
 
@@ -323,7 +323,7 @@ def test_there_is_no_room_for_more_queries_than_the_bound():
         return Record.of(FORMAT.key(label, "t", 0), {**value, "name": label})
 
     records = [record("old", 1.0), record("new", 2.0)]
-    (refused,) = world.registry.load(read_records(records))
+    (refused,) = world.registry.load(read_progress_records(records))
     assert "progress/old/t/0" in refused
     assert [query.name for query in world.registry.queries] == ["new"]
     assert world.registry.unwritten.take() == ([], [])
@@ -339,5 +339,5 @@ def test_whatever_stands_in_a_record_it_is_taken_or_refused(change):
     world = ProgressWorld()
     value = json.loads(json.dumps({**GOOD, **change}).replace("Infinity", "1e999"))
     record = Record(KEY, json.dumps(value), 1)
-    refused = world.registry.load(read_records([record]))
+    refused = world.registry.load(read_progress_records([record]))
     assert len(refused) == (0 if list(world.registry.partitions()) else 1)

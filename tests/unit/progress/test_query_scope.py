@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.progress.report import ALL_QUERIES, QueryScope
+from proxy.progress.report import ALL_QUERIES, ReportableQueries
 
-SCOPE = QueryScope(("team-a-*", "orders", "[x].*"))
+SCOPE = ReportableQueries(("team-a-*", "orders", "[x].*"))
 
 
 @pytest.mark.parametrize("name", ["team-a-etl", "team-a-", "orders", "[x].y"])
@@ -18,4 +18,4 @@ def test_names_and_beginnings_are_covered(name: str) -> None:
 )
 def test_others_are_not(name: str) -> None:
     assert not SCOPE.covers(name)
-    assert not QueryScope(()).covers(name)
+    assert not ReportableQueries(()).covers(name)

@@ -4,7 +4,7 @@ import pytest
 from parts.reports import batch_document
 from progress_world import Client, uuid
 
-from proxy.progress.progress_records import read_records
+from proxy.progress.progress_records import read_progress_records
 from proxy.state import MemoryStore
 
 OUT_OF_RANGE = 1
@@ -21,7 +21,7 @@ def store():
 
 def restart(world, store):
     """Let another process go on from what was written with the last report."""
-    world.registry.load(read_records(store.items("progress/")))
+    world.registry.load(read_progress_records(store.items("progress/")))
 
 
 def report(driver, start, end, *, rows):

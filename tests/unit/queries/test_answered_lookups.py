@@ -10,7 +10,7 @@ from proxy.progress.query import LIVE_MS
 from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_AGE_MS
-from proxy.queries.following import FollowingContext
+from proxy.queries.following import FollowedClientServices
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.slices import TimeSlicer
@@ -35,7 +35,7 @@ class AnsweringWorld(QueryWorld):
             on_change=lambda: None,
         )
         turns = ReportScheduler(TimeSlicer())
-        self.following = FollowingContext(
+        self.following = FollowedClientServices(
             *(self.registry, self.backpressure, self.names, self.quotas, pipelines, turns),
             InterceptQueue(lambda *_: None),
         )

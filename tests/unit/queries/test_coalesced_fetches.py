@@ -20,7 +20,7 @@ from unit.queries.test_following import FollowingWorld
 
 from proxy.relay.clients import ClientUsage
 from proxy.relay.intercept_queue import InterceptQueue
-from proxy.relay.intercepted_frames import InterceptedFrames
+from proxy.relay.intercepted_frames import LaneFrameCopies
 from proxy.relay.lane import Lane
 from proxy.wire.apis import FETCH, plan_of
 from proxy.wire.frames import parse_request_head
@@ -51,7 +51,7 @@ class Consumer:
         world = FollowingWorld(queries=["c"], adaptive=["c"])
         world.following.names.known[TOPIC_ID.bytes] = TOPIC
         self.query, self.client = world.registry.query_of("c"), world.client()
-        self.shown = InterceptedFrames(InterceptQueue(lambda *_: None), self.failed)
+        self.shown = LaneFrameCopies(InterceptQueue(lambda *_: None), self.failed)
         self.lane = BareLane(self.shown)
         self.kind, self.usage = None, ClientUsage(world.following.names, 1)
         self.number = self.offset = self.asked_of = 0

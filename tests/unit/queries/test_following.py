@@ -10,9 +10,9 @@ from parts.query_world import QueryWorld, configured
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
 from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import SLICES_MS, FollowingContext
+from proxy.queries.following import SLICES_MS, FollowedClientServices
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaManagerSettings, Rule
 from proxy.relay.intercept_queue import InterceptQueue
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.slices import SLICE_S, TimeSlicer
@@ -58,7 +58,7 @@ class FollowingWorld(QueryWorld):
         self.appends = Appends(*writers)
         self.unshown = InterceptQueue(lambda *_: None)
         names, turns = TopicNames(), ReportScheduler(TimeSlicer(slice_s))
-        self.following = FollowingContext(
+        self.following = FollowedClientServices(
             *(self.registry, self.backpressure, names, self.quotas, self.appends, turns),
             self.unshown,
         )
@@ -149,7 +149,7 @@ def test_a_rule_that_is_no_longer_adaptive_takes_the_pressure_away_and_back():
     wanted(client)
     reader, lookups, pressure = client.reader, client.lookups, client.pressure
     assert pressure is not None
-    world.quotas.update(QuotaSettings())
+    world.quotas.update(QuotaManagerSettings())
     assert wanted(client) == set(FETCHES)
     assert client.pressure is None
     assert (client.reader, client.lookups) == (reader, lookups)
@@ -238,7 +238,7 @@ def test_what_is_read_and_held_goes_to_the_pressure_of_now():
     seen = fetch(client)
     seen.measured(100)
     seen.held(NOW_MS, NOW_MS + 10)
-    world.quotas.update(QuotaSettings())
+    world.quotas.update(QuotaManagerSettings())
     wanted(client)
     seen.measured(100)  # nobody to record it
     seen.held(NOW_MS, NOW_MS + 10)

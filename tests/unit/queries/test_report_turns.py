@@ -11,7 +11,7 @@ from proxy.pipeline.running import RunningPipelines
 from proxy.progress.report import ReportRefused
 from proxy.progress.report_turns import ReportScheduler
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import APPLIED_WAIT_MS, FollowingContext
+from proxy.queries.following import APPLIED_WAIT_MS, FollowedClientServices
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveSettings, Rule
 from proxy.relay.intercept_queue import InterceptQueue
@@ -36,7 +36,7 @@ class TurnsWorld(QueryWorld):
             on_change=lambda: None,
         )
         self.turns = ReportScheduler(TimeSlicer(0.0))
-        following = FollowingContext(
+        following = FollowedClientServices(
             *(self.registry, self.backpressure, TopicNames(), self.quotas, pipelines, self.turns),
             InterceptQueue(lambda *_: None),
         )

@@ -13,7 +13,7 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import FetchSizes, GateWaiter, InFlightFetch
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LEASE_MS
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 from proxy.quota.turns import TURN_BYTES
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -72,7 +72,7 @@ class ClosedLoop:
         """Put another bound in force now, as an override does."""
         rule = Rule(client_id="c", bounds={CONSUMER: bound, PRODUCER: bound})
         burst_ms = self.manager.settings.burst_ms
-        self.manager.update(QuotaSettings(rules=(rule,), burst_ms=burst_ms))
+        self.manager.update(QuotaManagerSettings(rules=(rule,), burst_ms=burst_ms))
         self.bounds.append((self.now_ms, bound))
         for kind in tuple(self.client.meters):  # as the relay does where responses are held
             self.client.owed_ms(kind, self.now_ms)

@@ -9,7 +9,7 @@ from parts.quota_world import QuotaWorld, sensor_collector
 
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.meter import LONGEST_HOLD, SAVED_INTERVALS, AdaptedBound
-from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaManagerSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -46,7 +46,7 @@ class AdaptiveWorld(QuotaWorld):
         self.client = self.client_quotas()
 
     def update(self, *rules: Rule) -> None:
-        self.quotas.update(QuotaSettings(rules=rules))
+        self.quotas.update(QuotaManagerSettings(rules=rules))
 
     def adapt(self, bound, now_ms, reason=WHY, entity=ENTITY, kind=CONSUMER) -> None:
         adapted = None if reason is None else AdaptedBound(bound, reason)

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.quota.gate import UNDER_WAY_MS, InFlightFetch
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 
 END_MS = 60_000.0
 SETTLED_MS = 20_000.0
@@ -210,7 +210,7 @@ def test_a_bound_changed_at_run_time_is_kept_from_that_moment():
     start_ms = 0.0
     for bound in (10, 2, 50, 10):
         rule = Rule(client_id="c", bounds={CONSUMER: bound * MB})
-        world.manager.update(QuotaSettings(rules=(rule,)))
+        world.manager.update(QuotaManagerSettings(rules=(rule,)))
         world.run(start_ms + 40_000)
         rate = world.rate(start_ms + SETTLED_MS, start_ms + 40_000)
         assert rate == pytest.approx(bound * MB, rel=0.03), f"bound {bound} MB/s"

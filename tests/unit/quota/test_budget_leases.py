@@ -25,9 +25,9 @@ from proxy.quota.budget_leases import (
     BudgetOwner,
     Demand,
     OwnerVote,
+    OwnerVoters,
     OwnerVotes,
     RateLease,
-    Voters,
 )
 from proxy.quota.shares import Claim, divide_fairly
 
@@ -49,7 +49,7 @@ class Process:
     """One that may lease the budget."""
 
     owner: BudgetOwner
-    votes: OwnerVotes = field(default_factory=lambda: OwnerVotes(Voters()))
+    votes: OwnerVotes = field(default_factory=lambda: OwnerVotes(OwnerVoters()))
     looked_ms: float = 0.0
     view: int = 0
     """The number of the one that it has heard of."""
@@ -60,7 +60,7 @@ class Process:
         self.looked_ms = now_ms
         if stood_still:
             members = self.votes.voters.members
-            self.votes = OwnerVotes(Voters())
+            self.votes = OwnerVotes(OwnerVoters())
             self.votes.voters.use(members, now_ms)
         return not stood_still
 
@@ -405,7 +405,7 @@ def test_a_member_asks_another_owner_when_its_vote_is_over():
 
 
 def votes_of(member: str, at_ms: float) -> OwnerVotes:
-    votes = OwnerVotes(Voters())
+    votes = OwnerVotes(OwnerVoters())
     votes.voters.use(frozenset(member), at_ms - VOTE_MS)
     votes.take(member, at_ms)
     return votes

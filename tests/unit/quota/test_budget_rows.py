@@ -12,7 +12,7 @@ from proxy.admin.client_documents import BUDGET
 from proxy.admin.document_models import RowContext
 from proxy.admin.sensor_rows import BudgetShares, rows_by_client
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, RuleTable, Share
+from proxy.quota.rules import Budget, QuotaManagerSettings, QuotaPause, Rule, RuleTable, Share
 
 NEAR = {"rel": 0.05}
 SMALL = 60_000
@@ -181,7 +181,7 @@ def test_paused_clients_have_no_share():
     rules = (etl(), rule("n1"), rule("n2"))
     world = World(*rules)
     pauses = [QuotaPause({"client-id": "n2"}, until_s=1e12)]
-    world.quotas.update(QuotaSettings(rules=rules), RuleTable(rules, pauses=pauses))
+    world.quotas.update(QuotaManagerSettings(rules=rules), RuleTable(rules, pauses=pauses))
     for name in ("etl", "n1", "n2"):
         world.reads(name, 4)
     world.loop.run(END_MS)
@@ -271,6 +271,6 @@ def test_what_clients_are_guaranteed_is_a_metric():
     for name in ("etl", "n1"):
         world.client_quotas(name).charge(CONSUMER, 1.0, 0.0)
     assert (guaranteed("etl"), guaranteed("n1")) == (60 * MB, None)
-    world.quotas.update(QuotaSettings(rules=(Rule(client_id="etl", bounds={CONSUMER: MB}),)))
+    world.quotas.update(QuotaManagerSettings(rules=(Rule(client_id="etl", bounds={CONSUMER: MB}),)))
     world.client_quotas("etl").charge(CONSUMER, 1.0, 1.0)
     assert guaranteed("etl") is None

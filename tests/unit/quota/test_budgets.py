@@ -9,7 +9,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.gate import FetchSizes
-from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, RuleTable, Share
+from proxy.quota.rules import Budget, QuotaManagerSettings, QuotaPause, Rule, RuleTable, Share
 from proxy.quota.shares import Claim, divide_fairly
 
 RATE = 200 * MB
@@ -302,7 +302,7 @@ def test_a_paused_client_is_not_counted_in_its_budget():
     rules = (etl(), rule("n1"), rule("n2"))
     world = World(*rules)
     pauses = [QuotaPause({"client-id": "n2"}, until_s=1e12)]
-    world.quotas.update(QuotaSettings(rules=rules), RuleTable(rules, pauses=pauses))
+    world.quotas.update(QuotaManagerSettings(rules=rules), RuleTable(rules, pauses=pauses))
     for name in ("etl", "n1"):
         world.reads(name)
     world.reads("n2", 1)
@@ -338,7 +338,7 @@ def test_a_budget_that_goes_leaves_its_clients_to_what_matches_then():
     for name in ("etl", "n1"):
         world.reads(name)
     plain = Rule(client_id="n1", bounds={CONSUMER: 5 * MB})
-    world.loop.at(5_000.0, lambda: world.quotas.update(QuotaSettings(rules=(plain,))))
+    world.loop.at(5_000.0, lambda: world.quotas.update(QuotaManagerSettings(rules=(plain,))))
     world.loop.run(20_000.0)
     assert world.rate("etl", 6_000.0, 20_000.0) > 300
     assert world.rate("n1", 18_000.0, 20_000.0) == pytest.approx(5, rel=0.2)

@@ -7,7 +7,7 @@ from closed_loop import ClosedLoop, make_manager
 
 from proxy.quota.busy import FIRST_USUAL_MS, BusyTime
 from proxy.quota.entities import QuotaKind
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 
 REQUEST = QuotaKind.REQUEST_PERCENTAGE
 SERVICE_MS = 4.0
@@ -111,7 +111,7 @@ class Client:
 def test_a_client_gets_its_share_of_time_whatever_is_under_way(percent, depth):
     world = ClosedLoop(make_manager(1e9))
     rule = Rule(client_id="c", bounds={REQUEST: percent})
-    world.manager.update(QuotaSettings(rules=(rule,)))
+    world.manager.update(QuotaManagerSettings(rules=(rule,)))
     client = Client(world, depth)
     world.at(0.0, client.ask)
     start_ms, end_ms = 30_000.0, 90_000.0
@@ -127,7 +127,9 @@ def test_a_client_gets_its_share_of_time_whatever_is_under_way(percent, depth):
 def test_after_a_spike_a_client_waits_until_it_has_left_the_windows(percent):
     """As Kafka has it: of the ten seconds after it, no more than one is not spent waiting."""
     world = ClosedLoop(make_manager(1e9))
-    world.manager.update(QuotaSettings(rules=(Rule(client_id="c", bounds={REQUEST: percent}),)))
+    world.manager.update(
+        QuotaManagerSettings(rules=(Rule(client_id="c", bounds={REQUEST: percent}),))
+    )
     client = Client(world, 1)
     client.service_ms = spike_ms = 20_000.0
     world.at(0.0, client.ask)

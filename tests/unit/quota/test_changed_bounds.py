@@ -21,7 +21,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT
 from proxy.quota.gate import GateWaiter
-from proxy.quota.rules import Budget, QuotaSettings, Rule, Share
+from proxy.quota.rules import Budget, QuotaManagerSettings, Rule, Share
 
 SETTLED_MS = 20_000.0
 LONGEST_WINDOW = 1.1
@@ -173,7 +173,9 @@ def test_a_quiet_client_gets_the_credit_of_a_raised_bound_when_the_old_one_is_ou
     world = QuotaWorld(Rule(client_id="c", bounds={CONSUMER: MB}))
     client = world.client_quotas()
     client.charge(CONSUMER, 1000, 0.0)
-    world.quotas.update(QuotaSettings(rules=(Rule(client_id="c", bounds={CONSUMER: 2.0 * MB}),)))
+    world.quotas.update(
+        QuotaManagerSettings(rules=(Rule(client_id="c", bounds={CONSUMER: 2.0 * MB}),))
+    )
     assert client.charge(CONSUMER, 1000, 1.0) is None
     assert client.charge(CONSUMER, 19 * MB, now_ms) is None
     assert client.charge(CONSUMER, 1000, now_ms + 1) is None
@@ -187,13 +189,13 @@ def test_a_rule_of_its_own_gives_no_credit_of_a_new_client(kind):
     client = world.client_quotas("c-1")
     client.charge(kind, 1000, 0.0)
     own = Rule(client_id="c-1", bounds={kind: 10.0 * MB})
-    world.quotas.update(QuotaSettings(rules=(shared, own)))
+    world.quotas.update(QuotaManagerSettings(rules=(shared, own)))
     charge = client.charge(kind, 10 * MB, 1.0)
     assert charge is not None
     assert charge.delay_ms == 500
     fresh = world.client_quotas("c-2")
     world.quotas.update(
-        QuotaSettings(rules=(shared, own, Rule(client_id="c-2", bounds={kind: MB})))
+        QuotaManagerSettings(rules=(shared, own, Rule(client_id="c-2", bounds={kind: MB})))
     )
     assert fresh.charge(kind, 9 * MB, 1.0) is None
 
@@ -222,7 +224,7 @@ def test_what_a_client_took_of_its_bound_is_owed_after_a_change_of_its_sensor(ch
     taken, rule = 0, replace(EACH, **change)
     for now_ms in range(1, int(WINDOW_MS), 100):
         if now_ms % 1000 == 1:
-            world.quotas.update(QuotaSettings(rules=(rule,)))
+            world.quotas.update(QuotaManagerSettings(rules=(rule,)))
         for client in clients:
             waiter = GateWaiter(lambda _: None)
             if client.admit(CONSUMER, waiter, None, now_ms, holds=True):
@@ -237,7 +239,7 @@ def test_others_of_a_shared_sensor_pay_for_no_more_than_a_rate_would_show():
     heavy, light = world.client_quotas("c-1"), world.client_quotas("c-2")
     heavy.charge(CONSUMER, 1000 * MB, 0.0)
     light.charge(CONSUMER, 1000, 0.0)
-    world.quotas.update(QuotaSettings(rules=(replace(EACH, scope="shared"),)))
+    world.quotas.update(QuotaManagerSettings(rules=(replace(EACH, scope="shared"),)))
     heavy.charge(CONSUMER, 0, 1.0)
     (shared,) = heavy.charged
     assert shared.debt_ms(1.0) == shared.span_ms
@@ -252,7 +254,7 @@ def test_who_leaves_a_shared_sensor_takes_no_debt_of_others_along():
     heavy, light = world.client_quotas("c-1"), world.client_quotas("c-2")
     heavy.charge(CONSUMER, 100 * MB, 0.0)
     light.charge(CONSUMER, 1000, 0.0)
-    world.quotas.update(QuotaSettings(rules=(replace(shared, scope="each"),)))
+    world.quotas.update(QuotaManagerSettings(rules=(replace(shared, scope="each"),)))
     assert light.charge(CONSUMER, 1000, 1.0) is None
     assert heavy.charge(CONSUMER, 1000, 1.0) is None, "nobody knows whose the debt is"
 
@@ -264,7 +266,7 @@ def test_a_raise_is_not_made_larger_by_a_pause():
     world.change_bound(10 * MB)
     rule = Rule(client_id="c", bounds={CONSUMER: 10.0 * MB})
     for enforce in (False, True):
-        world.manager.update(QuotaSettings(rules=(rule,), enforce=enforce))
+        world.manager.update(QuotaManagerSettings(rules=(rule,), enforce=enforce))
         world.client.charge(CONSUMER, 1, world.now_ms)
     world.run(SETTLED_MS + WINDOW_MS)
     check_windows(world, SETTLED_MS - WINDOW_MS, owed)
@@ -354,9 +356,9 @@ def test_a_burst_that_is_set_and_unset_at_run_time():
     world = QuotaWorld(rule)
     client = world.client_quotas()
     assert client.charge(CONSUMER, 5 * MB, 0.0) is None
-    world.quotas.update(QuotaSettings(rules=(rule,), burst_ms=1000.0))
+    world.quotas.update(QuotaManagerSettings(rules=(rule,), burst_ms=1000.0))
     assert client.charge(CONSUMER, MB, 0.0).delay_ms == 1000, "and the five seconds are forgotten"
     assert client.charge(CONSUMER, 2 * MB, 60_000.0).delay_ms == 1000
-    world.quotas.update(QuotaSettings(rules=(rule,)))
+    world.quotas.update(QuotaManagerSettings(rules=(rule,)))
     assert client.charge(CONSUMER, 9 * MB, 120_000.0) is not None
     assert client.charge(CONSUMER, 9 * MB, 180_000.0) is None

@@ -15,7 +15,7 @@ from proxy.quota.entities import (
     MAX_CONNECTIONS,
     ClientIdentity,
 )
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 
 
 class ConnectionWorld(QuotaWorld):
@@ -35,7 +35,7 @@ class ConnectionWorld(QuotaWorld):
         return refused.value
 
     def update(self, *rules, **settings):
-        self.quotas.update(QuotaSettings(rules=rules, **settings))
+        self.quotas.update(QuotaManagerSettings(rules=rules, **settings))
 
     def settle(self):
         return len(list(self.connections.settling()))

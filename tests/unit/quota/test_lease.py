@@ -10,7 +10,7 @@ from parts.quota_world import QuotaWorld, figures_of, taken
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import GRANT_MS, FetchSizes, GateWaiter, InFlightFetch
 from proxy.quota.meter import AdaptedBound
-from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule
+from proxy.quota.rules import AdaptiveSettings, QuotaManagerSettings, Rule
 from proxy.quota.values import MAX_SIZE_BYTES
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -117,7 +117,7 @@ STEPS = st.lists(
 def test_the_same_is_charged_by_lease_and_one_by_one(steps, first, holds, burst_ms):
     before, after = worlds = [FetchWorld(leases=each, holds=holds) for each in (False, True)]
     for world in worlds:
-        world.quotas.update(QuotaSettings(rules=CHANGES[first], burst_ms=burst_ms))
+        world.quotas.update(QuotaManagerSettings(rules=CHANGES[first], burst_ms=burst_ms))
     now_ms = 0.0
     for pause_ms, what, number, size, change in steps:
         now_ms += pause_ms
@@ -135,7 +135,9 @@ def test_the_same_is_charged_by_lease_and_one_by_one(steps, first, holds, burst_
                 elif what == "expire":
                     list(world.quotas.expiring(now_ms))
                 else:
-                    world.quotas.update(QuotaSettings(rules=CHANGES[change], burst_ms=burst_ms))
+                    world.quotas.update(
+                        QuotaManagerSettings(rules=CHANGES[change], burst_ms=burst_ms)
+                    )
         assert came[0] == came[1]
         assert before.woken == after.woken
         if came[0] is None:
@@ -159,7 +161,7 @@ def test_a_client_far_below_its_bound_always_passes():
 def test_a_bound_as_large_as_sizes_go_lends_what_can_be_counted(burst_ms):
     largest = Rule(client_id="c", bounds={CONSUMER: MAX_SIZE_BYTES})
     world = FetchWorld(leases=True)
-    world.quotas.update(QuotaSettings(rules=(largest,), burst_ms=burst_ms))
+    world.quotas.update(QuotaManagerSettings(rules=(largest,), burst_ms=burst_ms))
     world.client.charge(CONSUMER, 1000, 0.0)
     assert world.takes(0, 1000, HOUR_MS)
     assert world.client.charge(CONSUMER, 1000, HOUR_MS) is None
@@ -167,7 +169,7 @@ def test_a_bound_as_large_as_sizes_go_lends_what_can_be_counted(burst_ms):
 
 def test_who_may_take_little_at_once_passes_far_below_its_bound():
     world = FetchWorld(leases=True)
-    world.quotas.update(QuotaSettings(rules=(rule(BOUND),), burst_ms=500.0))
+    world.quotas.update(QuotaManagerSettings(rules=(rule(BOUND),), burst_ms=500.0))
     world.client.charge(CONSUMER, 1000, 0.0)
     assert world.takes(0, 1000, 1000.0)
     assert not world.takes(0, int(BOUND / 2), 1000.0), "as much as it may take at once"
@@ -216,7 +218,7 @@ def test_a_lease_ends_with_changed_rules(change):
     world.client.charge(CONSUMER, 1000, 0.0)
     assert world.takes(0, 1000, 1.0)
     lease = world.client.lease(CONSUMER)
-    world.quotas.update(QuotaSettings(rules=CHANGES[change]))
+    world.quotas.update(QuotaManagerSettings(rules=CHANGES[change]))
     assert not taken(lease, 1, 1.0)
     assert not world.client.lends(CONSUMER, world.waiters[0], 1.0), "before they are looked up"
     assert not world.client.lends(None, world.waiters[0], 1.0)
@@ -224,7 +226,7 @@ def test_a_lease_ends_with_changed_rules(change):
 
 def test_nothing_is_lent_to_a_query_that_is_slowed_down():
     world = FetchWorld(leases=True)
-    world.quotas.update(QuotaSettings(rules=CHANGES["adaptive"]))
+    world.quotas.update(QuotaManagerSettings(rules=CHANGES["adaptive"]))
     world.client.charge(CONSUMER, 1, 0.0)
     world.quotas.adapt(CONSUMER, "client-id=c", AdaptedBound(1000.0, "slow"), 0.0)
     charges = [world.answer(0, 1000, now_ms) for now_ms in range(8)]

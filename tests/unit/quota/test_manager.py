@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from proxy.admin.sensor_rows import SHOWN_CLIENTS, rows_by_client
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.meters import QUIET_MS, longest_throttle
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -25,7 +25,7 @@ class ManagerWorld(QuotaWorld):
         self.states: list[tuple[str, QuotaKind, Rule, bool, float, float]] = []
         self.settings = settings
         self.open_quotas(
-            QuotaSettings(rules=rules, **settings),
+            QuotaManagerSettings(rules=rules, **settings),
             on_overflow=lambda rule, kind: self.overflows.append((rule.number, kind)),
             on_state=self.tell,
         )
@@ -35,10 +35,10 @@ class ManagerWorld(QuotaWorld):
         self.states.append((meter.entity, meter.kind, meter.rule, throttled, rate, bound))
 
     def update(self, *rules: Rule):
-        self.quotas.update(QuotaSettings(rules=rules, **self.settings))
+        self.quotas.update(QuotaManagerSettings(rules=rules, **self.settings))
 
     def hold(self, client, value, now_ms, kind=CONSUMER):
-        """ThrottleTime, and hold the response as the relay does."""
+        """ThrottleDecision, and hold the response as the relay does."""
         charge = client.charge(kind, value, now_ms)
         if charge is not None:
             self.quotas.held(charge, charge.due_ms - now_ms, now_ms)
@@ -203,7 +203,7 @@ def test_who_shares_a_sensor_is_counted_while_connected():
     assert world.gauge("overflow_clients", quota="producer_byte_rate") == 0
     clients[1].close()
     assert world.gauge("overflow_clients", quota="consumer_byte_rate") == 2
-    world.quotas.update(QuotaSettings(rules=(ALL,), max_client_entities=3))
+    world.quotas.update(QuotaManagerSettings(rules=(ALL,), max_client_entities=3))
     for client in clients[2:]:
         client.charge(CONSUMER, 1.0, 1.0)
     assert world.gauge("overflow_clients", quota="consumer_byte_rate") == 0
@@ -214,7 +214,7 @@ def test_who_has_no_quota_any_more_shares_none():
     for number in range(2):
         world.client_quotas(f"c{number}").charge(CONSUMER, 1.0, 0.0)
     assert world.gauge("overflow_clients", quota="consumer_byte_rate") == 1
-    world.quotas.update(QuotaSettings())
+    world.quotas.update(QuotaManagerSettings())
     assert list(world.quotas.settling()) == [True, True]
     assert world.gauge("overflow_clients", quota="consumer_byte_rate") == 0
 
@@ -228,7 +228,7 @@ def test_being_held_is_expected_where_the_rule_says_so():
         return shown_figure(world.quotas, "expected_throttling", f"client-id={client_id}")
 
     assert (expected("backfill"), expected("orders")) == (1, None)
-    world.quotas.update(QuotaSettings(rules=(rule(client_id="backfill"),)))
+    world.quotas.update(QuotaManagerSettings(rules=(rule(client_id="backfill"),)))
     world.client_quotas("backfill").charge(CONSUMER, 1.0, 1.0)
     assert expected("backfill") is None
 
@@ -465,7 +465,7 @@ def test_max_delay_and_windows_follow_an_update():
     client = world.client_quotas()
     client.charge(CONSUMER, 50 * MB, 0.0)
     world.quotas.update(
-        QuotaSettings(rules=(ALL,), max_delay_ms=500.0, samples=21, window_ms=100.0)
+        QuotaManagerSettings(rules=(ALL,), max_delay_ms=500.0, samples=21, window_ms=100.0)
     )
     assert client.charge(CONSUMER, 1.0, 10.0).delay_ms == 500
     assert world.row("client-id=c", 10.0).window_ms == pytest.approx(2010.0)

@@ -9,7 +9,7 @@ from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import FetchSizes, GateWaiter
 from proxy.quota.meter import AdaptedBound
-from proxy.quota.rules import AdaptiveSettings, QuotaSettings, Rule, RuleTable
+from proxy.quota.rules import AdaptiveSettings, QuotaManagerSettings, Rule, RuleTable
 
 CONSUMER, PRODUCER, REQUEST, *_ = QuotaKind
 MB = 1_000_000
@@ -17,7 +17,7 @@ ASKED = 50 * MB
 ENTITY = "client-id=c"
 RULE = Rule(client_id=DEFAULT, bounds={CONSUMER: MB, PRODUCER: MB, REQUEST: 50.0})
 OBSERVED = replace(RULE, enforce=False)
-ALL_OBSERVED = QuotaSettings(rules=(RULE,), enforce=False)
+ALL_OBSERVED = QuotaManagerSettings(rules=(RULE,), enforce=False)
 
 
 def counted(world: QuotaWorld, name: str, kind: QuotaKind = CONSUMER) -> float:
@@ -38,11 +38,11 @@ def goes_on(client: ClientQuotas, now_ms: float, holds: bool = True) -> bool:
 
 @pytest.mark.parametrize(
     "settings",
-    [QuotaSettings(rules=(OBSERVED,)), ALL_OBSERVED],
+    [QuotaManagerSettings(rules=(OBSERVED,)), ALL_OBSERVED],
     ids=["rule", "throttle"],
 )
 @pytest.mark.parametrize("holds", [True, False], ids=["delay", "mute"])
-def test_nothing_is_held_and_all_is_measured(settings: QuotaSettings, holds: bool):
+def test_nothing_is_held_and_all_is_measured(settings: QuotaManagerSettings, holds: bool):
     world = QuotaWorld()
     world.open_quotas(settings)
     client = world.client_quotas()
@@ -108,7 +108,7 @@ def test_who_is_held_waits_for_nothing_once_it_is_not_enforced():
     assert client.charge(CONSUMER, 100 * MB, 0.0) is not None
     assert not client.admit(CONSUMER, waiter, None, 0.0, holds=True)
     woken.clear()
-    world.quotas.update(QuotaSettings(rules=(OBSERVED,)))
+    world.quotas.update(QuotaManagerSettings(rules=(OBSERVED,)))
     assert woken, "it is read again"
     assert client.admit(CONSUMER, waiter, None, 1.0, holds=True)
     assert goes_on(client, 1.0)
@@ -123,7 +123,7 @@ def test_what_was_not_enforced_is_not_punished_when_it_is():
     client = world.client_quotas()
     for second in range(60):
         client.charge(CONSUMER, 20 * MB, second * 1000.0)
-    world.quotas.update(QuotaSettings(rules=(RULE,)))
+    world.quotas.update(QuotaManagerSettings(rules=(RULE,)))
     first = client.charge(CONSUMER, MB / 10, 60_000.0)
     assert first is not None
     assert first.delay_ms == 100, "it is paced from now on, and owes nothing of before"
@@ -140,7 +140,7 @@ def test_who_is_below_its_bound_is_not_paced_when_it_is_enforced():
     world = QuotaWorld(OBSERVED)
     client = world.client_quotas()
     client.charge(CONSUMER, MB, 0.0)
-    world.quotas.update(QuotaSettings(rules=(RULE,)))
+    world.quotas.update(QuotaManagerSettings(rules=(RULE,)))
     assert client.charge(CONSUMER, MB, 1000.0) is None
     assert not client.is_paced(CONSUMER)
 
@@ -157,7 +157,7 @@ def test_an_adapted_bound_holds_nobody_until_it_is_enforced():
         assert goes_on(client, second * 1000.0)
     (row,) = world.rows(29_000.0)
     assert (row.bound, row.above_s > 0) == (MB / 10, True)
-    world.quotas.update(QuotaSettings(rules=(rule,)))
+    world.quotas.update(QuotaManagerSettings(rules=(rule,)))
     charges = [client.charge(CONSUMER, MB, 30_000.0 + number) for number in range(5)]
     assert charges[0] is None, "nothing is owed for what was before"
     assert any(charges)
@@ -169,7 +169,7 @@ def test_a_lower_bound_holds_nobody_who_is_not_enforced():
     for second in range(30):
         client.charge(CONSUMER, MB / 2, second * 1000.0)
     lower = replace(OBSERVED, bounds={CONSUMER: MB / 100})
-    world.quotas.update(QuotaSettings(rules=(lower,)))
+    world.quotas.update(QuotaManagerSettings(rules=(lower,)))
     assert client.charge(CONSUMER, MB / 2, 30_000.0) is None
     assert goes_on(client, 30_000.0)
 

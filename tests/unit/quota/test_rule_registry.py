@@ -15,7 +15,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleOrigin, RuleRegistry, make_override
-from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, Share
+from proxy.quota.rules import Budget, QuotaManagerSettings, QuotaPause, Rule, Share
 from proxy.quota.schedules import Schedule
 from proxy.quota.values import BadValueError
 from proxy.state import MemoryStore, Record, SqliteStore, StateError
@@ -30,11 +30,11 @@ def rule(bound=MB, /, number=0, place="", **keys) -> Rule:
     return Rule(**keys, bounds={CONSUMER: bound}, number=number, place=place)
 
 
-def settings(*rules: Rule, **more) -> QuotaSettings:
+def settings(*rules: Rule, **more) -> QuotaManagerSettings:
     numbered = (
         replace(each, number=number, place=f"f:{number}") for number, each in enumerate(rules)
     )
-    return QuotaSettings(rules=tuple(numbered), **more)
+    return QuotaManagerSettings(rules=tuple(numbered), **more)
 
 
 FILE = settings(rule(1 * MB, client_id="etl"), rule(2 * MB, client_id=DEFAULT))
@@ -568,7 +568,7 @@ NIGHT = Schedule(("mon-sun",), "22:00", "06:00", "Europe/Berlin")
 IN_BUDGET = {"budget": "all"}
 
 
-def shares(**more) -> QuotaSettings:
+def shares(**more) -> QuotaManagerSettings:
     budget = Budget(name="all", bounds={CONSUMER: 9 * MB}, **more)
     inner = Budget(name="adhoc", bounds={}, share=Share(budget, guaranteed=3 * MB), number=1)
     return settings(rule(5 * MB, client_id="etl", share=Share(inner, 2.0, 3 * MB)))

@@ -8,7 +8,7 @@ from parts.quota_world import QuotaWorld
 from proxy.config.check_report import explain_out_of_force
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleRegistry, make_override
-from proxy.quota.rules import AdaptiveSettings, Budget, QuotaSettings, Rule, Share
+from proxy.quota.rules import AdaptiveSettings, Budget, QuotaManagerSettings, Rule, Share
 from proxy.quota.scheduled_rules import ScheduledSettings
 from proxy.quota.schedules import Schedule
 from proxy.state import MemoryStore
@@ -37,7 +37,7 @@ class Scheduled(QuotaWorld):
     """Rules of a file, as a process has them in force."""
 
     def __init__(self, *rules, now_s=DAY_S, **settings):
-        settings = QuotaSettings(rules=rules, **settings)
+        settings = QuotaManagerSettings(rules=rules, **settings)
         self.open_quotas(settings)
         self.registry = RuleRegistry(self.quotas, MemoryStore(), settings, now_s=now_s)
 
@@ -121,7 +121,7 @@ def test_an_override_is_in_force_at_all_times_and_gets_what_it_leaves_open_by_th
 def test_a_reload_goes_by_the_time_of_the_last_tick():
     world = Scheduled(*THREE)
     world.pass_to(EVENING_S)
-    at_once(world.registry.use_file(QuotaSettings(rules=(rule(0, 7), rule(1, 5, WORKING)))))
+    at_once(world.registry.use_file(QuotaManagerSettings(rules=(rule(0, 7), rule(1, 5, WORKING)))))
     assert world.bound() == 7
 
 
@@ -153,7 +153,9 @@ def test_a_rule_without_a_bound_leaves_its_clients_to_one_that_has_one():
     assert world.bound() == 9
     world.pass_to(EVENING_S)
     assert world.bound() == 7
-    settings = QuotaSettings(rules=(rule(0, when=every_day, share=Share(budget)), rule(1, 7)))
+    settings = QuotaManagerSettings(
+        rules=(rule(0, when=every_day, share=Share(budget)), rule(1, 7))
+    )
     first, _ = explain_out_of_force(settings, EVENING_S)
     assert first.startswith("rule 0 is not in force at 2026-11-26T17:00Z: no budget")
 
@@ -180,7 +182,7 @@ def test_a_budget_is_left_by_the_one_around_it():
 def test_a_budget_is_guaranteed_what_the_rules_in_force_are():
     outer = Budget(name="outer", bounds={CONSUMER: 9 * MB})
     inner = Budget(name="inner", bounds={}, share=Share(outer, guaranteed=5 * MB))
-    settings = QuotaSettings(
+    settings = QuotaManagerSettings(
         rules=(
             rule(0, when=WORKING, share=Share(inner, guaranteed=5 * MB)),
             rule(1, share=Share(inner, guaranteed=2 * MB)),
@@ -202,7 +204,7 @@ def test_schedules_are_in_what_members_compare():
 
 def test_check_says_what_is_not_in_force_and_when_it_is():
     budget = Budget(name="all", bounds={CONSUMER: 9 * MB}, when=NIGHT)
-    settings = QuotaSettings(rules=(*THREE, rule(3, name="b", share=Share(budget))))
+    settings = QuotaManagerSettings(rules=(*THREE, rule(3, name="b", share=Share(budget))))
     night = "mon-sun 22:00 to 06:00 Europe/Berlin"
     assert list(explain_out_of_force(settings, DAY_S)) == [
         "rule 0 is not in force at 2026-11-26T12:00Z: rule 1 is for the same clients, and goes "
@@ -214,4 +216,4 @@ def test_check_says_what_is_not_in_force_and_when_it_is():
         "budget all is not in force at 2026-11-26T12:00Z; it is from 2026-11-26 22:00+01:00 on "
         f"({night})",
     ]
-    assert list(explain_out_of_force(QuotaSettings(rules=THREE[:1]), DAY_S)) == []
+    assert list(explain_out_of_force(QuotaManagerSettings(rules=THREE[:1]), DAY_S)) == []

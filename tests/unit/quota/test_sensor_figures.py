@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaManagerSettings, Rule
 
 BOUND = 10_000_000.0
 HOUR_MS = 3_600_000.0
@@ -15,7 +15,7 @@ RATES, BOUNDS = "kafka_quota_proxy_rate_bytes", "kafka_quota_proxy_bound_bytes"
 
 def settings(bound=BOUND):
     rule = Rule(client_id=DEFAULT, bounds={CONSUMER_BYTE_RATE: bound})
-    return QuotaSettings(rules=(rule,), samples=6)
+    return QuotaManagerSettings(rules=(rule,), samples=6)
 
 
 class Scraped(QuotaWorld):

@@ -5,7 +5,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.gate import GateWaiter
-from proxy.quota.rules import QuotaPause, QuotaSettings, Rule, RuleTable
+from proxy.quota.rules import QuotaManagerSettings, QuotaPause, Rule, RuleTable
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
 BOUND = 1000.0
@@ -117,12 +117,12 @@ def test_rules_that_change_have_their_sensors_looked_up_again():
     world = QuotaWorld(of_topic)
     client = world.client_quotas()
     meter = client.topic_meter(CONSUMER, "orders", 0.0)
-    world.quotas.update(QuotaSettings(rules=(rule(topic="orders", client_id="c"),)))
+    world.quotas.update(QuotaManagerSettings(rules=(rule(topic="orders", client_id="c"),)))
     assert client.topic_meter(CONSUMER, "orders", 0.0) is not meter
-    world.quotas.update(QuotaSettings())
+    world.quotas.update(QuotaManagerSettings())
     assert not client.walks(CONSUMER)
     assert client.topic_meter(CONSUMER, "orders", 0.0) is None
-    world.quotas.update(QuotaSettings(rules=(of_topic,)))
+    world.quotas.update(QuotaManagerSettings(rules=(of_topic,)))
     assert client.topic_meter(CONSUMER, "orders", 0.0) is meter
 
 
@@ -131,7 +131,7 @@ def test_what_is_not_enforced_is_measured_and_held_for_nothing(how):
     of_topic = Rule(topic="orders", bounds={CONSUMER: BOUND}, enforce=how != "rule")
     world = QuotaWorld(burst_ms=0)
     pauses = [QuotaPause({"client-id": "c"}, 1e9)] if how == "pause" else []
-    settings = QuotaSettings(rules=(of_topic,), burst_ms=0)
+    settings = QuotaManagerSettings(rules=(of_topic,), burst_ms=0)
     world.quotas.update(settings, RuleTable([of_topic], pauses=pauses))
     client = world.client_quotas("c")
     meter = client.topic_meter(CONSUMER, "orders", 0.0)

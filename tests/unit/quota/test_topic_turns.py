@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from proxy.progress.topics import TopicNames
 from proxy.quota.rules import Rule
-from proxy.relay.topic_traffic import TopicFetchObserver, TopicTraffic
+from proxy.relay.topic_traffic import TopicChargeObserver, TopicQuotas
 from proxy.wire.apis import APIS, FETCH
 
 VERSION, TOPIC = 12, "orders"
@@ -32,7 +32,7 @@ class TopicConsumer(Consumer):
 
     def begin(self, topics: tuple[str, ...]) -> None:
         walks = Counter("walks", "", registry=CollectorRegistry())
-        self.topics = TopicTraffic(self.client, TopicNames(), walks)
+        self.topics = TopicQuotas(self.client, TopicNames(), walks)
         self.topics.asks(VERSION, fetch_body(topics), self.world.now_ms)
         self.ask()
 
@@ -49,12 +49,12 @@ class TopicConsumer(Consumer):
             size = max(granted // self.batch_bytes, 1) * self.batch_bytes
             world.at(world.now_ms + self.broker_ms, lambda: self.came(size, fetch))
 
-    def came(self, size: int, fetch: TopicFetchObserver) -> None:
+    def came(self, size: int, fetch: TopicChargeObserver) -> None:
         charge = fetch.charge(size, self.world.now_ms)
         due_ms = self.world.now_ms if charge is None else charge.due_ms
         self.world.at(due_ms, lambda: self.left(size, fetch))
 
-    def left(self, size: int, fetch: TopicFetchObserver) -> None:
+    def left(self, size: int, fetch: TopicChargeObserver) -> None:
         fetch.partitions(TOPIC, [(0, 0, 0, 0, 0, size, None)])
         fetch.ended()
         self._delivered(size)

@@ -8,7 +8,7 @@ import yaml
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.tier.key_rules import MEND, explain_key, find_undivided_rules, quota_keys_of
+from proxy.tier.key_rules import MEND, explain_key, find_undivided_rules, make_quota_keys
 
 BOUND = {"consumer_byte_rate": 1000}
 QUERY = [{"name": "q", "client-id": "spark-q"}]
@@ -37,7 +37,7 @@ def said(
     file.write_text(yaml.safe_dump(document))
     config = load_config(file)
     table = RuleTable(config.quota_settings.rules)
-    keys = quota_keys_of(config, table)
+    keys = make_quota_keys(config, table)
     client = ClientIdentity("main", "anna", "spark-q")
     return [*find_undivided_rules(config, table, keys)], [*explain_key(config, table, keys, client)]
 

@@ -19,7 +19,7 @@ from proxy.state import MemoryStore, Record, StateError
 from proxy.tier.key_rules import (
     KEYS_KEY,
     KeyDefinition,
-    TierRules,
+    TierKeyRules,
     digest_in_force,
     linked_clients,
     rules_text,
@@ -151,7 +151,7 @@ def test_what_a_worker_has_in_force_at_the_start_changes_nothing(tmp_path: Path)
 def test_the_slot_of_a_record_is_that_of_who_has_it(tmp_path: Path):
     file = tmp_path / "proxy.yaml"
     file.write_text(yaml.safe_dump(DOCUMENT))
-    rules = TierRules(load_config(file))
+    rules = TierKeyRules(load_config(file))
     name, quoted = "a b/c%d\u00e9", "a%20b%2Fc%25d%C3%A9"
     of_client, of_pipeline = rules.keys.slot_of_query(name), rules.keys.slot_of_pipeline(name)
     slots = {

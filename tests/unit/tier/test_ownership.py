@@ -17,7 +17,7 @@ from proxy.state import GroupFence, MemoryStore, StateError
 from proxy.state.kafka.slot_table import SlotTable
 from proxy.tasks import end_tasks
 from proxy.tier.group.group_documents import Assignment
-from proxy.tier.key_rules import TierRules
+from proxy.tier.key_rules import TierKeyRules
 from proxy.tier.ownership import SlotOwnership
 from proxy.tier.peer_client import PeerClient
 from proxy.tier.peers import Peers
@@ -74,7 +74,7 @@ def ownership_over(store: SlotsInMemory, folder: Path) -> SlotOwnership:
         SimpleNamespace(is_cut_off=False),  # type: ignore[arg-type]
         *(TimeSlicer(), lead),
         steering=SlotSteering(NAME),
-        rules=TierRules(load_config(file)),
+        rules=TierKeyRules(load_config(file)),
         peers=Peers(PeerClient()),
         moves=Counter("moves", "", registry=CollectorRegistry()),
     )

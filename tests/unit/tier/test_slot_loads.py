@@ -26,10 +26,10 @@ def slot_of(identity: ClientIdentity) -> int:
     return SLOTS.get(identity.client_id or "", 3)
 
 
-Traffic = tuple[dict[ClientIdentity, float], dict[ClientIdentity, float]]
+ConnectionRates = tuple[dict[ClientIdentity, float], dict[ClientIdentity, float]]
 
 
-def traffic(sizes: dict[str, float], exchanges: dict[str, float] | None = None) -> Traffic:
+def traffic(sizes: dict[str, float], exchanges: dict[str, float] | None = None) -> ConnectionRates:
     return (
         {client(name): size for name, size in sizes.items()},
         {client(name): count for name, count in (exchanges or {}).items()},
@@ -44,7 +44,9 @@ class TimedMeter(LoadMeter):
         self.at_s, self.cpu_s = 100.0, 0.0
 
 
-def measure(meter: TimedMeter, seen: Traffic, seconds: float, cpu_share: float = 0.5) -> None:
+def measure(
+    meter: TimedMeter, seen: ConnectionRates, seconds: float, cpu_share: float = 0.5
+) -> None:
     began_s, cpu_s = meter.at_s, meter.cpu_s
     for step in range(round(seconds / STEP_S) + 1):
         passed_s = step * STEP_S

@@ -14,7 +14,7 @@ from proxy.relay.steering import Visit
 from proxy.tier.peer_client import PeerClient
 from proxy.tier.peers import Peers
 from proxy.tier.slot_map import SlotSteering
-from proxy.tier.visits import MAX_VISITS, VisitReporting, read_visit, visit_row
+from proxy.tier.visits import MAX_VISITS, VisitReporting, encode_visit, read_visit
 
 NAMES = st.sampled_from([None, "", "a", "b=\udcff,", "<default>"])
 VISITS = st.builds(
@@ -55,7 +55,7 @@ def test_what_exceeds_a_message_waits_for_the_next_one() -> None:
 
 @given(VISITS)
 def test_a_visit_survives_json(visit: Visit) -> None:
-    assert read_visit(json.loads(json.dumps(visit_row(visit)))) == visit
+    assert read_visit(json.loads(json.dumps(encode_visit(visit)))) == visit
 
 
 async def test_only_what_is_owed_is_answered() -> None:
@@ -65,7 +65,7 @@ async def test_only_what_is_owed_is_answered() -> None:
         Visit(ClientIdentity("x", None, name), "::1", QuotaKind.CONSUMER_BYTE_RATE, 1e6)
         for name in ("slow", "free")
     ]
-    (row,) = await exchanges.charge([visit_row(each) for each in visits])
+    (row,) = await exchanges.charge([encode_visit(each) for each in visits])
     owed = read_visit(row)
     assert owed == replace(visits[0], amount=owed.amount)
     assert owed.amount > 0

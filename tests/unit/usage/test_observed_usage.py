@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from parts.usage_world import record
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
-from proxy.usage.observed_usage import ROOM_BYTES, ObservedClient, ObservedUsage, observed_client
-from proxy.usage.usage_record import bucket_of, quantile_of
+from proxy.usage.observed_usage import ROOM_BYTES, ObservedClient, ObservedUsage, normalized_client
+from proxy.usage.usage_record import quantile_of, rate_bucket_of
 
 SPARK = "consumer-spark-kafka-source-{}-1234567-executor-{}"
 RUNS = ("92017897-daab-4d28-a2d5-5cc4133bee8f", "C11A5E77-01D1-4431-A753-36BFC3FA3355")
@@ -26,7 +26,7 @@ def seen_of(observed, name="etl", kind=CONSUMER_BYTE_RATE, user=None, *, is_pref
 @given(st.lists(st.floats(0.01, 1e13), min_size=1), st.sampled_from([0.5, 0.95, 0.99, 1.0]))
 def test_a_quantile_is_at_most_five_percent_high(rates, share):
     exact = sorted(rates)[math.ceil(share * len(rates) - 1e-9) - 1]
-    found = quantile_of(Counter(map(bucket_of, rates)), share, max(rates))
+    found = quantile_of(Counter(map(rate_bucket_of, rates)), share, max(rates))
     assert exact * (1 - 1e-9) <= found <= exact * 1.05 * (1 + 1e-9)
 
 
@@ -50,7 +50,7 @@ def test_nothing_was_seen():
     ],
 )
 def test_whom_a_client_counts_as(user, client_id, client):
-    assert observed_client(user, client_id, is_hashed=False) == client
+    assert normalized_client(user, client_id, is_hashed=False) == client
 
 
 def test_doubles_count_once_by_member_run_and_partition():
@@ -158,7 +158,7 @@ def test_executors_are_bounded_together_so_their_rates_of_an_interval_are_added(
     for number, run in enumerate(RUNS):
         for minute in (1, 2):
             client_id = SPARK.format(run, number)
-            rates = {bucket_of(100.0 * minute): 6}
+            rates = {rate_bucket_of(100.0 * minute): 6}
             observed.add(record(client_id=client_id, end_ms=minute, rates=rates, peak=1.0))
     seen = seen_of(observed, "consumer-spark-kafka-source-", is_prefix=True)
     assert sum(seen.counts.values()) == 12

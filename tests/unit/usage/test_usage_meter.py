@@ -17,8 +17,8 @@ from proxy.usage.usage_record import (
     BUCKET_GROWTH,
     SCHEMA_VERSION,
     UsageRecord,
-    bucket_of,
-    message_key,
+    client_message_key,
+    rate_bucket_of,
 )
 from proxy.wire.apis import FETCH, METADATA, PRODUCE
 
@@ -93,12 +93,15 @@ def test_a_record_is_compact_json_by_client():
     assert json.loads(text)["rates"] == {"7": 2}
     assert ": " not in text
     assert UsageRecord.model_validate_json(text) == record(user="anna", client_id="ключ")
-    assert message_key(record(user=None, client_id="ключ")).decode() == '["default",null,"ключ"]'
+    assert (
+        client_message_key(record(user=None, client_id="ключ")).decode()
+        == '["default",null,"ключ"]'
+    )
 
 
 @given(st.floats(0.001, 1e13))
 def test_a_bucket_has_the_rate_in_it(rate):
-    bucket = bucket_of(rate)
+    bucket = rate_bucket_of(rate)
     assert rate <= BUCKET_GROWTH**bucket * (1 + 1e-9)
     assert rate > BUCKET_GROWTH ** (bucket - 1) * (1 - 1e-9)
 
@@ -124,9 +127,9 @@ def test_both_directions_are_told_apart_and_the_first_record_has_what_is_not_of_
         ("write", None, 200, 1, 0),
     ]
     first, *rest, write = records
-    assert (first.rates, first.peak, first.held_seconds) == ({bucket_of(60.0): 1}, 60.0, 1.5)
+    assert (first.rates, first.peak, first.held_seconds) == ({rate_bucket_of(60.0): 1}, 60.0, 1.5)
     assert all((r.rates, r.peak, r.held_seconds) == ({}, 0.0, 0.0) for r in rest)
-    assert (write.rates, write.would_be_seconds) == ({bucket_of(20.0): 1}, 1.0)
+    assert (write.rates, write.would_be_seconds) == ({rate_bucket_of(20.0): 1}, 1.0)
     assert world.make_records() == []
 
 

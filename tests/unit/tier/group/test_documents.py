@@ -11,7 +11,7 @@ from parts.even_placement import even
 from structlog.testing import capture_logs
 from tier_machines import announcement, load, member, subscription
 
-from proxy.tier.group.assignor import LARGE_GROUP_BYTES, group_bytes, sync_group_assignments
+from proxy.tier.group.assignor import LARGE_GROUP_BYTES, group_metadata_size, sync_group_assignments
 from proxy.tier.group.group_documents import (
     MAX_DOCUMENT_BYTES,
     AnnouncedMember,
@@ -152,7 +152,7 @@ def sizes(members: int, count: int) -> tuple[int, int, int]:
     loads = {slot: SlotLoad(0.0, chance.random()) for slot in range(count)}
     slot_map = SlotMap({name: member(name) for name in names}, owners)
     data = Assignment(9, slot_map, {}, listed, loads=loads).encode()
-    return max(map(len, said.values())), len(data), group_bytes(said, data)
+    return max(map(len, said.values())), len(data), group_metadata_size(said, data)
 
 
 @pytest.mark.parametrize(("members", "count"), [(10, 256), (50, 256), (110, 256), (20, 4096)])

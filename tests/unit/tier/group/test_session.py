@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from proxy.state import GroupFence
 from proxy.tier.group.group_documents import AnnouncedMember, Assignment, RefusedMember
-from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupSession, log_oddities
+from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupSessionHealth, log_oddities
 from proxy.tier.group.group_protocol import ErrorAction, action_for_error, explain_refusal
 from proxy.tier.slot_map import SlotMap
 
@@ -13,7 +13,7 @@ FENCE = GroupFence("tier", 1, "id", "a")
 
 
 def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
-    session = GroupSession("tier", SESSION_TIMEOUT_S)
+    session = GroupSessionHealth("tier", SESSION_TIMEOUT_S)
     session.extend(100.0)
     session.extend(99.0)  # a round that took longer than the heartbeats beside it
     assert session.ends_s == 100.0 + SESSION_TIMEOUT_S
@@ -63,7 +63,7 @@ def test_what_is_odd_about_the_tier_is_logged_once() -> None:
 
 
 def test_one_failure_by_itself_is_no_problem() -> None:
-    session = GroupSession("tier", SESSION_TIMEOUT_S)
+    session = GroupSessionHealth("tier", SESSION_TIMEOUT_S)
     with capture_logs() as lines:
         session.failed("moved")
         assert session.problem is None
