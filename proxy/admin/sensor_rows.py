@@ -230,7 +230,7 @@ def _claim(meter: Meter, demand: float = math.inf) -> Claim:
     """Return what a client, or a budget, may have of its budget if it wants so much."""
     share = meter.rule.share
     assert share is not None
-    return Claim(share.weight, share.guaranteed, meter.bound, demand)
+    return Claim(share.weight, share.guaranteed, min(demand, meter.bound))
 
 
 def _in_words(rule: Rule) -> str:

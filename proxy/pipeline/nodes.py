@@ -537,7 +537,7 @@ def lowered_rates(upstream: Upstream, capacity: float) -> dict[str, float]:
     sending = [(node, records) for node, records in upstream if records > 0]
     if not sending:
         return {node.name: capacity for node, _ in upstream}
-    claims = [Claim(node.normal_rate * n, demand=node.rate * n) for node, n in sending]
+    claims = [Claim(node.normal_rate * n, most=node.rate * n) for node, n in sending]
     shares = divide_fairly(capacity, claims)
     level = max(share / each.weight for share, each in zip(shares, claims, strict=True))
     return {

@@ -112,17 +112,17 @@ class BudgetClaim:
         """
         weight, claims = self.weight, Counter[Claim]()
         for (own_weight, guaranteed), number in self.own.items():
-            claims[Claim(own_weight, guaranteed, demand=self.demand)] += number
+            claims[Claim(own_weight, guaranteed, most=self.demand)] += number
         for name, each in self.inner.items():
             of_all = max(inner_weights.get(name, 0.0), each.inner_weight)
             part = each.inner_weight / of_all if of_all else 1.0
             if each.guaranteed and part:
-                claim = Claim(each.weight * part, each.guaranteed * part, demand=self.demand)
+                claim = Claim(each.weight * part, each.guaranteed * part, most=self.demand)
                 claims[claim] += 1
             else:
                 weight += each.weight * part
         if weight or not claims:
-            claims[Claim(weight or 1.0, self.guaranteed, demand=self.demand)] += 1
+            claims[Claim(weight or 1.0, self.guaranteed, most=self.demand)] += 1
         return claims
 
     @property

@@ -17,18 +17,12 @@ Part = TypeVar("Part")
 class Claim:
     """What one of them may have; rates in any unit, that of the rate which is divided.
 
-    `weight` is above 0, `guaranteed` at most `ceiling`.
+    `weight` is above 0, `most` what it takes if it can: what it wants, or may have.
     """
 
     weight: float = 1.0
     guaranteed: float = 0.0
-    ceiling: float = math.inf
-    demand: float = math.inf
-
-    @property
-    def most(self) -> float:
-        """What it takes if it can."""
-        return min(self.demand, self.ceiling)
+    most: float = math.inf
 
     @property
     def floor(self) -> float:

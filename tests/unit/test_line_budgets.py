@@ -34,7 +34,7 @@ BUDGETS = {
     "proxy/usage": Budget(975, 950),
     "proxy/pipeline": Budget(3128, 2700),
     "proxy/backpressure": Budget(2526, 1950),
-    "proxy/quota": Budget(5631, 3100),
+    "proxy/quota": Budget(5625, 3100),
     "proxy/progress": Budget(3711, 2950),
     "proxy/state": Budget(2178, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

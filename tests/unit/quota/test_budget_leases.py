@@ -294,7 +294,7 @@ def test_a_guarantee_takes_nothing_from_the_others_at_its_member():
 
 def test_clients_with_the_same_guarantee_are_as_many_claims():
     claim = BudgetClaim(0.0, own={(2.0, 10.0): 3}, demand=50.0)
-    assert claim.among({}) == {Claim(2.0, 10.0, demand=50.0): 3}
+    assert claim.among({}) == {Claim(2.0, 10.0, most=50.0): 3}
     assert BudgetClaim.of(claim.row()) == claim
     assert BudgetClaim.of(claim.row()[:4]) == BudgetClaim(0.0, demand=50.0)
     assert claim.lasting == 30.0

@@ -189,9 +189,9 @@ def test_what_a_visitor_had_of_a_part_is_not_charged_to_another_part():
 def test_a_share_of_a_budget_that_is_divided_counts_once():
     claim = BudgetClaim(1.0, 5.0, 1e9, {"user=a": InnerClaim(3.0, 1.0, 60.0)})
     assert BudgetClaim.of(claim.row()) == claim
-    others = Claim(1.0, 5.0, demand=1e9)
-    assert claim.among({}) == {others: 1, Claim(3.0, 60.0, demand=1e9): 1}
-    assert claim.among({"user=a": 2.0}) == {others: 1, Claim(1.5, 30.0, demand=1e9): 1}
+    others = Claim(1.0, 5.0, most=1e9)
+    assert claim.among({}) == {others: 1, Claim(3.0, 60.0, most=1e9): 1}
+    assert claim.among({"user=a": 2.0}) == {others: 1, Claim(1.5, 30.0, most=1e9): 1}
     assert claim.lasting == 5.0
 
 

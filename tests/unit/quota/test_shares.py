@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from proxy.quota.shares import Claim, divide_fairly
 
-ETL = Claim(weight=3, guaranteed=60, ceiling=150)
+ETL = Claim(weight=3, guaranteed=60, most=150)
 NOTEBOOK = Claim()
 
 WORKED = [
     pytest.param([ETL, NOTEBOOK, NOTEBOOK], [120, 40, 40], id="by weight"),
-    pytest.param([replace(ETL, demand=30), NOTEBOOK, NOTEBOOK], [30, 85, 85], id="one wants less"),
+    pytest.param([replace(ETL, most=30), NOTEBOOK, NOTEBOOK], [30, 85, 85], id="one wants less"),
     pytest.param([ETL, *[NOTEBOOK] * 6], [66.67, *[22.22] * 6], id="six more"),
     pytest.param([ETL, *[NOTEBOOK] * 12], [60, *[11.67] * 12], id="its guarantee"),
     pytest.param([ETL], [150], id="alone, its ceiling"),
     pytest.param([], [], id="nobody"),
-    pytest.param([replace(ETL, demand=0)], [0], id="nobody wants anything"),
+    pytest.param([replace(ETL, most=0)], [0], id="nobody wants anything"),
 ]
 
 
@@ -34,7 +34,9 @@ def test_guarantees_that_are_too_large_are_cut_in_proportion():
 
 RATES = st.floats(0.0, 1e6)
 CLAIMS = st.builds(
-    lambda weight, guaranteed, above, demand: Claim(weight, guaranteed, guaranteed + above, demand),
+    lambda weight, guaranteed, above, demand: Claim(
+        weight, guaranteed, min(guaranteed + above, demand)
+    ),
     st.floats(0.01, 100.0),
     RATES,
     st.one_of(RATES, st.just(math.inf)),
