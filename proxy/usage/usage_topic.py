@@ -105,13 +105,8 @@ class UsageTopic(StateTopic):
             while left:
                 batch, count = _batch(left)
                 await asyncio.sleep(0)  # it takes a millisecond
-                await self.retry(partial(self._append, number, batch))
+                await self.retry(partial(self.produce, {number: batch}))
                 del left[:count]
-
-    async def _append(self, number: int, batch: bytes) -> None:
-        """Send a batch to the leader of its partition."""
-        async for part in self.produce({number: batch}):
-            self.check(part.error_code, f"write to topic {self.name}")
 
     async def positions_at(self, time_ms: int) -> tuple[dict[int, int], dict[int, int]]:
         """Return by partition where the records of a time and later begin, and where all end now.

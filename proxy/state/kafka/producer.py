@@ -182,9 +182,8 @@ class Producer:
                     batches[number], counts[number] = self._batch(number, rest[number])
                     size_bytes += len(batches[number])
             rest = {number: each for number, each in rest.items() if each}
-            async for written in self._topic.produce(batches, self.transactional_id):
-                self._topic.check(written.error_code, f"write to topic {self._topic.name}")
-                self.positions[written.index] = written.base_offset + counts[written.index]
+            starts = await self._topic.produce(batches, self.transactional_id)
+            self.positions |= {number: start + counts[number] for number, start in starts.items()}
 
     async def _commit_offsets(self, fence: GroupFence, slots: Sequence[int]) -> None:
         """Ask the group whether this may be written; raises NotReadyError when it may not."""

@@ -172,8 +172,9 @@ class StateTopic(KafkaClient):
 
     async def produce(
         self, batches: Mapping[int, bytes], transactional_id: str | None = None
-    ) -> AsyncIterator[Any]:
-        """Append a batch to each of these partitions; yield what its leader says of each."""
+    ) -> dict[int, int]:
+        """Append a batch to each of these partitions; return the offset at which each begins."""
+        starts: dict[int, int] = {}
         for leader, led in (await self.by_leader(batches)).items():
             request = ProduceRequest[7](
                 transactional_id=transactional_id,
@@ -183,7 +184,9 @@ class StateTopic(KafkaClient):
             )
             (topic,) = (await self.ask(request, leader)).responses
             for part in topic.partition_responses:
-                yield part
+                self.check(part.error_code, f"write to topic {self.name}")
+                starts[part.index] = part.base_offset
+        return starts
 
     async def offsets(
         self, partitions: Collection[int], timestamp: int, isolation: int = READ_COMMITTED

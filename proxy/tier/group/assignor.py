@@ -129,7 +129,7 @@ def admit_members(
     """Return who is admitted, by name, and who is refused, by member id in the group.
 
     Whoever was in the tier stays in it: of two with one name the later one is refused, and of two
-    clusters the one that fewer slots are owned for.
+    clusters the one that fewer slots are owned for. At least what the leader itself said is read.
     """
     refused: dict[str, RefusedMember] = {}
     readable: dict[str, Subscription] = {}
@@ -138,8 +138,6 @@ def admit_members(
             refused[key] = RefusedMember("", f"its announcement is {said}")
         else:
             readable[key] = said
-    if not readable:
-        return {}, refused
 
     def seniority(key: str) -> tuple[bool, int, int, str]:
         said = readable[key]
