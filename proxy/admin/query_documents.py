@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import chain
 from operator import itemgetter
@@ -216,28 +217,25 @@ MAX_QUERY_SUMMARIES = 100  # queries in the status document
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class CachedWalk(Generic[T]):
     """What a walk has found, by what it was asked; found again when it is no longer fresh.
 
-    `fresh_ms` says for how long it is, by what it took to make. The walk is taken a slice at a
-    time, its steps without a find are None; who asks while it is made waits for it.
+    The walk is taken a slice at a time, its steps without a find are None; who asks while it is
+    made waits for it.
     """
 
-    def __init__(
-        self,
-        walk: Callable[..., Iterable[T | None]],
-        slices: TimeSlicer,
-        clock_ms: Clock,
-        cpu_ms: Clock,
-        fresh_ms: Callable[[float], float],
-    ) -> None:
-        self._walk, self._slices = walk, slices
-        self._clock_ms, self._fresh_ms, self._cpu_ms = clock_ms, fresh_ms, cpu_ms
-        self._making = asyncio.Lock()
-        self._found: dict[tuple[Hashable, ...], tuple[float, Sequence[T]]] = {}
-        """With the time until which it is fresh."""
-        self._cost_ms = 0.0
-        """In CPU time, without what others did between two steps."""
+    _walk: Callable[..., Iterable[T | None]]
+    _slices: TimeSlicer
+    _clock_ms: Clock
+    _cpu_ms: Clock
+    _fresh_ms: Callable[[float], float]
+    """Returns for how long it is fresh, by what it took to make."""
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _found: dict[tuple[Hashable, ...], tuple[float, Sequence[T]]] = field(default_factory=dict)
+    """With the time until which it is fresh."""
+    _cost_ms: float = 0.0
+    """In CPU time, without what others did between two steps."""
 
     async def get(self, *asked: Hashable) -> Sequence[T]:
         """Return what was found last, or is found now."""

@@ -38,20 +38,15 @@ class Credentials:
     password: str = field(repr=False)
 
 
+@dataclass(slots=True, eq=False)
 class Login:
     """Who the proxy is, and who refused it; for all of its own connections, in any thread."""
 
-    def __init__(
-        self,
-        credentials: Credentials,
-        on_refused: Callable[[], None] = lambda: None,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.credentials = credentials
-        self._on_refused = on_refused
-        self._clock_s = clock_s
-        self._refusals: dict[Address, tuple[str, float]] = {}
-        """What each broker said to these credentials, and when."""
+    credentials: Credentials
+    _on_refused: Callable[[], None] = lambda: None
+    _clock_s: Callable[[], float] = time.monotonic
+    _refusals: dict[Address, tuple[str, float]] = field(default_factory=dict)
+    """What each broker said to these credentials, and when."""
 
     def renew(self, password: str) -> None:
         """Use another password from now on; who refused the one before is asked at once."""

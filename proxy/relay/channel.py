@@ -5,6 +5,7 @@ import ssl
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from metrics.clock import MS_PER_SECOND
 from proxy.cluster.tls_socket import TlsSocket
@@ -115,26 +116,24 @@ class Channel:
             return True
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionRates:
     """What one connection has moved, and how fast lately; of TLS the encrypted bytes.
 
     Nothing is counted here: the kernel has counted it already.
     """
 
-    __slots__ = (
-        *("_at_ms", "_received_bytes", "_received_segments", "_sent_bytes", "_sent_segments"),
-        *("exchange_rate", "received_rate", "sent_rate"),
-    )
-
-    def __init__(self, now_ms: float) -> None:
-        self._at_ms = now_ms
-        self._received_bytes = self._sent_bytes = self._received_segments = self._sent_segments = 0
-        self.received_rate: float | None = None
-        """Bytes per second from the client; None before the first measurement."""
-        self.sent_rate: float | None = None
-        self.exchange_rate = 0.0
-        """Requests with their responses per second, roughly: each is a segment both ways at least,
-        and the shorter of the two is one mostly. Such as come together count as one."""
+    _at_ms: float
+    received_rate: float | None = None
+    """Bytes per second from the client; None before the first measurement."""
+    sent_rate: float | None = None
+    exchange_rate: float = 0.0
+    """Requests with their responses per second, roughly: each is a segment both ways at least, and
+    the shorter of the two is one mostly. Such as come together count as one."""
+    _received_bytes: int = 0
+    _received_segments: int = 0
+    _sent_bytes: int = 0
+    _sent_segments: int = 0
 
     def measure(self, sock: socket.socket, now_ms: float) -> None:
         """Compute the rates since the last measurement; do nothing without time between them."""

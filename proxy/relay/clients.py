@@ -10,6 +10,7 @@ one in (Horvitz and Thompson's estimate): no habit of a client makes a topic loo
 from collections import Counter as Tally
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import log
 from random import random
 from typing import Literal, TypeAlias
@@ -148,6 +149,7 @@ class ClientUsage:
         return RequestSampler(samplers[api_key]) if api_key in samplers else None
 
 
+@dataclass(slots=True, eq=False)
 class SampledFetchObserver(FetchObserver):
     """Records what a Fetch response that is walked has of each topic.
 
@@ -155,30 +157,23 @@ class SampledFetchObserver(FetchObserver):
     records of its topic, `records_bytes` together; None: it is alone.
     """
 
-    __slots__ = ("_records_bytes", "_requests", "_sampler", "_size", "_weight")
-
-    def __init__(
-        self,
-        sampler: TopicByteTally,
-        size: int,
-        weight: int = 1,
-        requests: int = 1,
-        records_bytes: int | None = None,
-    ) -> None:
-        self._sampler, self._size, self._weight = sampler, size, weight
-        self._requests, self._records_bytes = requests, records_bytes
+    sampler: TopicByteTally
+    size: int
+    weight: int = 1
+    requests: int = 1
+    records_bytes: int | None = None
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
-        size = self._records_bytes
+        size = self.records_bytes
         if size is None:
             size = sum([each[RECORDS_BYTES] for each in fetched])
         if size > 0:
-            self._sampler.add(topic, size, self._weight)
+            self.sampler.add(topic, size, self.weight)
 
     def ended(self) -> None:
         """See FetchObserver."""
-        self._sampler.walked(self._size, self._weight, self._requests)
+        self.sampler.walked(self.size, self.weight, self.requests)
 
 
 def quota_direction(kind: QuotaKind) -> Direction:
@@ -186,28 +181,22 @@ def quota_direction(kind: QuotaKind) -> Direction:
     return "write" if kind is PRODUCER_BYTE_RATE else "read"
 
 
+@dataclass(slots=True, eq=False)
 class ClientRegistry:
-    """Who uses which byte counters, those of the metric `bytes_total`.
+    """Who uses which byte counters, those of the metric `bytes_total`."""
 
-    `new_usage` makes what further is recorded of a client; None: nothing is.
-    """
-
-    def __init__(
-        self,
-        bytes_total: BoundedLabels[CounterChild],
-        new_usage: Callable[[], ClientUsage] | None = None,
-    ) -> None:
-        self._bytes_total = bytes_total
-        self._new_usage = new_usage
-        self.usage: dict[ClientIdentity, ClientUsage] = {}
-        """Of all whose byte counters are kept."""
-        self.connections: Tally[ClientIdentity] = Tally()
-        """How many connections each client has; who is not connected is not in it."""
-        # In the order of their leaving. Not a dict, which is slow to find its first key once many
-        # before that were deleted.
-        self._gone_ms: OrderedDict[ClientIdentity, float] = OrderedDict()
-        # How many of both have a client id.
-        self._client_ids: Tally[str | None] = Tally()
+    _bytes_total: BoundedLabels[CounterChild]
+    _new_usage: Callable[[], ClientUsage] | None = None
+    """Makes what further is recorded of a client; None: nothing is."""
+    usage: dict[ClientIdentity, ClientUsage] = field(default_factory=dict)
+    """Of all whose byte counters are kept."""
+    connections: Tally[ClientIdentity] = field(default_factory=Tally)
+    """How many connections each client has; who is not connected is not in it."""
+    _gone_ms: OrderedDict[ClientIdentity, float] = field(default_factory=OrderedDict)
+    """In the order of their leaving. Not a dict, which is slow to find its first key once many
+    before that were deleted."""
+    _client_ids: Tally[str | None] = field(default_factory=Tally)
+    """How many of both have a client id."""
 
     def knows(self, client_id: str) -> bool:
         """Return whether a client with this id is connected, or was within the hour."""

@@ -3,6 +3,7 @@
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 
@@ -17,21 +18,18 @@ MOST_UNSHOWN_BYTES = 4 << 20
 """Of all that wait; beyond that no time is left in between."""
 
 
+@dataclass(slots=True, eq=False)
 class InterceptQueue:
     """The frames of all connections that wait to be shown."""
 
-    def __init__(
-        self,
-        call_later: Callable[[float, Callable[[], None]], object],
-        clock: Callable[[], float] = clock_ms,
-    ) -> None:
-        """`call_later` calls after so many seconds; the clock is monotonic, in milliseconds."""
-        self._call_later, self._clock = call_later, clock
-        self._is_called = False
-        self.cells = array("q", (0,))
-        """Their bytes."""
-        self.waiting: deque[tuple[float, Callable[[], None]]] = deque()
-        """Since when, in the order of these times; some have been shown already. For reading."""
+    _call_later: Callable[[float, Callable[[], None]], object]
+    """Calls after so many seconds."""
+    _clock_ms: Callable[[], float] = clock_ms
+    _is_called: bool = False
+    cells: "array[int]" = field(default_factory=lambda: array("q", (0,)))
+    """Their bytes."""
+    waiting: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
+    """Since when, in the order of these times; some have been shown already. For reading."""
 
     def add(self, since_ms: float, show: Callable[[], None]) -> None:
         """Have the frames of a connection shown, of which the first came then."""
@@ -53,10 +51,10 @@ class InterceptQueue:
 
     def _show_some(self) -> None:
         self._is_called = False
-        waiting, began_ms = self.waiting, self._clock()
+        waiting, began_ms = self.waiting, self._clock_ms()
         due_ms, bytes_of = began_ms - SHOW_AFTER_MS, self.cells
         while waiting and (bytes_of[0] > MOST_UNSHOWN_BYTES or waiting[0][0] <= due_ms):
-            if bytes_of[0] <= MOST_UNSHOWN_BYTES and self._clock() > began_ms + MOST_MS:
+            if bytes_of[0] <= MOST_UNSHOWN_BYTES and self._clock_ms() > began_ms + MOST_MS:
                 self._call_again(0.0)
                 return
             waiting.popleft()[1]()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from metrics.clock import clock_ms
@@ -19,16 +20,15 @@ where it is the last of a run of Fetches, the offset from which that began, else
 the responses have for which it stands, and their records; and how many these are."""
 
 
+@dataclass(slots=True, eq=False)
 class LaneFrameCopies:
     """Copies of one connection's frames, in the order of the responses."""
 
-    __slots__ = ("_on_error", "rows", "unshown")
-
-    def __init__(self, unshown: InterceptQueue, on_error: Callable[[Exception], None]) -> None:
-        """`on_error` gets what `show` and `request` raise."""
-        self.unshown, self._on_error = unshown, on_error
-        self.rows: list[ShownRow] = []
-        """To be shown. One stands for all that read on from one another."""
+    unshown: InterceptQueue
+    _on_error: Callable[[Exception], None]
+    """Gets what `show` and `request` raise."""
+    rows: list[ShownRow] = field(default_factory=list)
+    """To be shown. One stands for all that read on from one another."""
 
     def begin(self) -> None:
         """Have all rows shown soon: there is a first one, whose bytes are counted as unshown."""

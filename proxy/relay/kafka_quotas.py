@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from kafka.protocol.admin import DescribeClientQuotasRequest
@@ -28,6 +29,7 @@ _PERSONS = {"user", "client-id"}
 _log = get_logger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class KafkaQuotaPoller:
     """Hands all rules of the cluster to `use`, in the place of those before, while it is followed.
 
@@ -35,19 +37,13 @@ class KafkaQuotaPoller:
     counts every failure by reason.
     """
 
-    def __init__(
-        self,
-        client: KafkaClient,
-        use: Callable[[tuple[Rule, ...]], Awaitable[None]],
-        errors: Counter,
-    ) -> None:
-        self._client = client
-        self._use = use
-        self._errors = errors
-        self._followed = asyncio.Event()
-        self._answers: bool | None = None
-        """Whether the last request was answered; None before the first one."""
-        self._rules: tuple[Rule, ...] = ()
+    _client: KafkaClient
+    _use: Callable[[tuple[Rule, ...]], Awaitable[None]]
+    _errors: Counter
+    _followed: asyncio.Event = field(default_factory=asyncio.Event)
+    _answers: bool | None = None
+    """Whether the last request was answered; None before the first one."""
+    _rules: tuple[Rule, ...] = ()
 
     async def follow(self, on: bool) -> None:
         """Begin to follow the cluster, or stop and let its rules go."""

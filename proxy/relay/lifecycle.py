@@ -4,6 +4,7 @@ Without I/O: `Connection` records here what happens to it, and does what that al
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, Flag, auto
 
 
@@ -69,14 +70,12 @@ HELD_BACK = (
 """Pauses that a client cannot end."""
 
 
+@dataclass(slots=True, eq=False)
 class PairLifecycle:
     """One pair's state, and its pauses while it is open."""
 
-    __slots__ = ("pauses", "state")
-
-    def __init__(self) -> None:
-        self.state = PairPhase.NEW
-        self.pauses = ReadPauseReason.NONE
+    state: PairPhase = PairPhase.NEW
+    pauses: ReadPauseReason = NO_PAUSE
 
     def move(self, to: PairPhase) -> None:
         """Enter a state, without pauses. Raises ValueError when MOVES does not have the move."""

@@ -7,6 +7,7 @@ and responses that are read or rewritten here, of which one client may ask for t
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from time import perf_counter
@@ -38,6 +39,7 @@ Step = Callable[[], None]
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class PacedStepScheduler:
     """Runs costly steps of all connections in their order, and accounts for their time.
 
@@ -45,20 +47,17 @@ class PacedStepScheduler:
     At once, as long as this round of the loop has time for it; else in one of the next rounds.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock_s: Callable[[], float] = perf_counter
-    ) -> None:
-        self._loop = loop
-        self._clock_s = clock_s
-        self._waiting: OrderedDict[str, tuple[float, deque[Step]]] = OrderedDict()
-        """By addresses, with since when each waits for a turn; the first of them has the next."""
-        self._spent_s = 0.0
-        self._has_turn = False
-        """Whether a step runs that has not gone on with anything."""
-        self._budget_s = MOST_S
-        self._round_began_s = 0.0
-        self._round: asyncio.Handle | None = None
-        """Ends the present round; None when nothing was done in it."""
+    _loop: asyncio.AbstractEventLoop
+    _clock_s: Callable[[], float] = perf_counter
+    _waiting: OrderedDict[str, tuple[float, deque[Step]]] = field(default_factory=OrderedDict)
+    """By addresses, with since when each waits for a turn; the first of them has the next."""
+    _spent_s: float = 0.0
+    _has_turn: bool = False
+    """Whether a step runs that has not gone on with anything."""
+    _budget_s: float = MOST_S
+    _round_began_s: float = 0.0
+    _round: asyncio.Handle | None = None
+    """Ends the present round; None when nothing was done in it."""
 
     def __len__(self) -> int:
         return sum(len(steps) for _, steps in self._waiting.values())
@@ -166,6 +165,7 @@ class PacedStepScheduler:
         self._spent_s = spent_s + self._clock_s() - begin_s  # with what it has gone on with
 
 
+@dataclass(slots=True, eq=False)
 class LoginCpuLimit:
     """Bounds the time that it takes to read the logins of one address: nobody knows who sends them.
 
@@ -173,9 +173,8 @@ class LoginCpuLimit:
     who logs in again and again with such tokens has all the CPU time that there is.
     """
 
-    def __init__(self) -> None:
-        self._paid_ms: dict[str, float] = {}
-        """When an address has waited for all that it took."""
+    _paid_ms: dict[str, float] = field(default_factory=dict)
+    """When an address has waited for all that it took."""
 
     def wait_ms(self, address: str, now_ms: float) -> float:
         """Return for how long the next login of an address is to wait."""

@@ -9,6 +9,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -65,22 +66,20 @@ class PipeFds(NamedTuple):
     write_fd: int
 
 
+@dataclass(slots=True, eq=False)
 class PipePool:
     """Lends out pipes and takes them back empty; tells `refused` once why the system gives none.
 
     With 0 pipes all is copied.
     """
 
-    def __init__(
-        self, max_pipes: int = MAX_PIPES, refused: Callable[[OSError], None] = lambda _: None
-    ) -> None:
-        self._max_pipes = max_pipes
-        self._refused = refused
-        self._idle: list[PipeFds] = []
-        self.open_pipes = 0
-        """How many pipes exist, lent or idle."""
-        self._takes_to_skip = 0
-        self._is_told = False
+    _max_pipes: int = MAX_PIPES
+    _refused: Callable[[OSError], None] = lambda _: None
+    _idle: list[PipeFds] = field(default_factory=list)
+    open_pipes: int = 0
+    """How many pipes exist, lent or idle."""
+    _takes_to_skip: int = 0
+    _is_told: bool = False
 
     def take(self) -> PipeFds | None:
         """Lend a pipe; None when the limit is reached or the system gives no useful one."""
@@ -130,28 +129,22 @@ def _open_pipe() -> PipeFds:
     return pipe
 
 
+@dataclass(slots=True, eq=False)
 class Pump:
-    """Sends to `sink` what it is given, and one body after another from `source`, in this order."""
+    """Sends to the sink what it is given, and one body after another from the source, in order."""
 
-    __slots__ = (
-        *("_held", "_inside", "_pipe", "_pool", "_sink", "_source", "_splice"),
-        *("_walker", "active", "unread"),
-    )
-
-    def __init__(self, source: Channel, sink: Channel, pool: PipePool) -> None:
-        self._source = source
-        self._sink = sink
-        self._pool = pool
-        self._pipe: PipeFds | None = None
-        self._inside = 0
-        self._held: bytes | memoryview = b""
-        """What was read or given, and not sent."""
-        self._splice = source.is_plain and sink.is_plain
-        self._walker: FetchWalker | None = None
-        self.unread = 0
-        """Bytes of the body that are still to be read from the source."""
-        self.active = False
-        """Whether anything is under way."""
+    _source: Channel
+    _sink: Channel
+    _pool: PipePool
+    unread: int = 0
+    """Bytes of the body that are still to be read from the source."""
+    active: bool = False
+    """Whether anything is under way."""
+    _pipe: PipeFds | None = None
+    _inside: int = 0
+    _held: bytes | memoryview = b""
+    """What was read or given, and not sent."""
+    _walker: FetchWalker | None = None
 
     def start(self, body_bytes: int, walker: FetchWalker | None = None) -> None:
         """Begin with the next `body_bytes` of the source. Only when not `active`.
@@ -160,7 +153,8 @@ class Pump:
         """
         self.unread, self._walker = body_bytes, walker
         self.active = True
-        if self._splice and body_bytes >= SPLICE_MIN_BYTES:
+        is_large = body_bytes >= SPLICE_MIN_BYTES
+        if is_large and self._source.is_plain and self._sink.is_plain:
             self._pipe = self._pool.take()
 
     def send(self, data: Buffer, *, more: bool = False) -> None:

@@ -5,6 +5,7 @@ comes next: the next response, and at the sensor's gate the next Fetch that asks
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final
 
@@ -31,40 +32,35 @@ RECORDS_BYTES: Final = 5
 """Where a FetchedPartition has the bytes of its records."""
 
 
+@dataclass(slots=True, eq=False)
 class TopicQuotas:
     """The topics of one connection, as far as its client has rules that name any."""
 
-    __slots__ = (
-        *("_asked", "_asked_count", "_forgotten", "_guessed", "_is_cut", "_names", "_read"),
-        *("_session_id", "_sizes", "_unread", "_written", "asks_count", "quotas", "walks"),
-    )
-
-    def __init__(self, quotas: ClientQuotas, names: TopicNames, walks: Counter) -> None:
-        self.quotas = quotas
-        self._names = names
-        self.walks = walks
-        """Counts the responses and requests that were walked."""
-        self._asked: dict[TopicKey, set[int]] = {}
-        """The partitions of the fetch session."""
-        self._asked_count = 0
-        self._session_id = NO_SESSION
-        """Of it, as its broker calls it."""
-        self._forgotten: list[tuple[TopicKey, int]] = []
-        """What leaves it with the latest Fetch, if the broker takes that."""
-        self.asks_count = 0
-        """How often a Fetch was read."""
-        self._is_cut = False
-        """Whether it is not known as a whole: then it has what its responses have shown, too."""
-        self._read: dict[TopicKey, None] = {}
-        """The topics that these had records of, and those asked for that are not kept."""
-        self._guessed: list[Meter] = []
-        """Where all may owe that it has, until a response has shown records."""
-        self._written: list[TopicKey] = []
-        """The topics of the latest Produce request that it had records of."""
-        self._unread: Mapping[TopicKey, int] = {}
-        """What it may have of others behind what was read."""
-        self._sizes: dict[str, FetchSizes] = {}
-        """What the responses had for each sensor."""
+    quotas: ClientQuotas
+    names: TopicNames
+    walks: Counter
+    """Counts the responses and requests that were walked."""
+    asks_count: int = 0
+    """How often a Fetch was read."""
+    _asked: dict[TopicKey, set[int]] = field(default_factory=dict)
+    """The partitions of the fetch session."""
+    _asked_count: int = 0
+    _session_id: int = NO_SESSION
+    """Of it, as its broker calls it."""
+    _forgotten: list[tuple[TopicKey, int]] = field(default_factory=list)
+    """What leaves it with the latest Fetch, if the broker takes that."""
+    _is_cut: bool = False
+    """Whether it is not known as a whole: then it has what its responses have shown, too."""
+    _read: dict[TopicKey, None] = field(default_factory=dict)
+    """The topics that these had records of, and those asked for that are not kept."""
+    _guessed: list[Meter] = field(default_factory=list)
+    """Where all may owe that it has, until a response has shown records."""
+    _written: list[TopicKey] = field(default_factory=list)
+    """The topics of the latest Produce request that it had records of."""
+    _unread: Mapping[TopicKey, int] = field(default_factory=dict)
+    """What it may have of others behind what was read."""
+    _sizes: dict[str, FetchSizes] = field(default_factory=dict)
+    """What the responses had for each sensor."""
 
     def asks(self, version: int, body: Buffer, now_ms: float) -> None:
         """Record what a Fetch request asks for; of one that is not there as a whole all it may.
@@ -133,7 +129,7 @@ class TopicQuotas:
 
     def _sensor(self, topic: TopicKey) -> Meter | None:
         """Return the sensor that a topic has already."""
-        name = self._names.name_of(topic)
+        name = self.names.name_of(topic)
         return None if name is None else self.quotas.topic_sensor(CONSUMER_BYTE_RATE, name)
 
     @property
@@ -227,15 +223,15 @@ class TopicQuotas:
 
     def meter_of(self, kind: QuotaKind, topic: TopicKey, now_ms: float) -> Meter | None:
         """Return the sensor of a topic; None where no rule is for it, or its name is not known."""
-        name = self._names.name_of(topic)
+        name = self.names.name_of(topic)
         return None if name is None else self.quotas.topic_meter(kind, name, now_ms)
 
     def _charge(
         self, kind: QuotaKind, topic: TopicKey, size: int, now_ms: float
     ) -> ThrottleDecision | None:
         """Charge bytes of a topic: now, or when its name is known."""
-        if isinstance(topic, bytes) and topic not in self._names.known:
-            self._names.when_known(topic, lambda name: self._charge(kind, name, size, clock_ms()))
+        if isinstance(topic, bytes) and topic not in self.names.known:
+            self.names.when_known(topic, lambda name: self._charge(kind, name, size, clock_ms()))
             return None
         meter = self.meter_of(kind, topic, now_ms)
         return None if meter is None else self.quotas.charge_at(meter, size, now_ms)

@@ -6,6 +6,7 @@ recognised.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import NamedTuple
 
@@ -224,16 +225,14 @@ def next_offset_of_batches(data: Buffer, start: int, end: int) -> int | None:
     return found
 
 
+@dataclass(slots=True, eq=False)
 class AddressFreeResponses:
     """The responses on one connection that named no broker.
 
     One that equals such a one, but for numbers, names none.
     """
 
-    __slots__ = ("_by_version",)
-
-    def __init__(self) -> None:
-        self._by_version: dict[int, list[FrameShape]] = {}
+    _by_version: dict[int, list[FrameShape]] = field(default_factory=dict)
 
     def knows(self, version: int, frame: memoryview) -> bool:
         """Return whether a whole response is like one that named no broker."""
