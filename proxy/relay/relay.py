@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -59,8 +59,8 @@ class Relay:
             gauge = services.instruments.connections.labels(name)
             gauge.set_function(partial(self.connected_through.__getitem__, name))
         self._empty = asyncio.Event()
-        self._walk: Iterator[Connection] | None = None
-        """The connections that have still to follow what was changed; None: nothing was."""
+        self._following: set[Connection] = set()
+        """The connections that have still to follow what was changed."""
         services.quotas.on_update = self.follow_changes
         if services.steering is not None:
             services.steering.on_change = self.follow_changes
@@ -104,17 +104,14 @@ class Relay:
 
         In the next rounds of the event loop: there may be thousands.
         """
-        if self._walk is None:
-            self._services.paced_steps.queue(self._walk_on)
-        self._walk = iter(tuple(self.connections))
+        if not self._following:
+            self._services.paced_steps.queue(self._follow_next)
+        self._following |= self.connections
 
-    def _walk_on(self) -> None:
-        connection = None if self._walk is None else next(self._walk, None)
-        if connection is None:
-            self._walk = None
-            return
-        self._services.paced_steps.queue(self._walk_on)
-        if connection in self.connections:
+    def _follow_next(self) -> None:
+        if self._following:
+            connection = self._following.pop()
+            self._services.paced_steps.queue(self._follow_next)
             connection.follow_changes()
 
     def close_draining(self) -> None:
@@ -322,6 +319,7 @@ class Relay:
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._following.discard(connection)
         if connection.upstream is not None:
             self.brokers.disconnected(connection.upstream)
         node_id = connection.origin.node_id
