@@ -34,7 +34,7 @@ class CounterChild:
 
     @property
     def requests(self) -> float:
-        """How many requests it is of, where that is counted; it is not exposed."""
+        """How many requests it is of; it is not exposed."""
         return self.cells[REQUESTS]
 
     def inc(self, amount: float = 1) -> None:

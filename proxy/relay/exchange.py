@@ -39,6 +39,8 @@ class RequestKind:
     acks: int | None
     """That a Produce request asks for; None: it is another one."""
     count: CounterChild
+    relayed: CounterChild
+    """Of the client's bytes, those of its requests and responses of this API."""
     times: ApiTimes
     bounded_by: QuotaKind | None
     """At whose gate it waits."""

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Protocol
 
 from metrics.clock import clock_ms
+from metrics.lock_free import VALUE
 from proxy.cluster.upstream import Address
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
@@ -255,8 +256,7 @@ class PairState:
             return False
         exchange, self.own_answers = self._in_flight.pop(0), self.own_answers - 1
         send(answer)
-        kind = exchange.kind
-        kind.session.count_bytes(kind.api_key, exchange.request_bytes + len(answer))
+        exchange.kind.relayed.cells[VALUE] += exchange.request_bytes + len(answer)
         if self.life.pauses is not NO_PAUSE:
             self.on_response()
         return True

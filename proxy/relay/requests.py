@@ -174,7 +174,7 @@ class RequestFlow(FrameFlow):
             self._renew,
             kind.times.observe,
             kind.count.cells,
-            session.byte_counter(api_key).cells,
+            kind.relayed.cells,
             None if lease is None else lease.cells,
             0 if lease is None else METER_RESPONSES if api_key == FETCH else METER_REQUESTS,
             response,
@@ -240,7 +240,7 @@ class RequestFlow(FrameFlow):
             session = exchange.kind.session
             exchange.charge = session.charge(PRODUCER_BYTE_RATE, count, now_ms)
             session.quotas.took(PRODUCER_BYTE_RATE, count)
-            session.count_bytes(PRODUCE, count)
+            exchange.kind.relayed.cells[VALUE] += count
         if not is_whole:
             return
         if exchange is not None:
@@ -448,6 +448,7 @@ class RequestFlow(FrameFlow):
             end=end,
             acks=acks,
             count=services.request_counter(api_key, head.api_version),
+            relayed=services.clients.byte_counter(session.identity, api_key),
             times=services.times_of(api_key),
             bounded_by=None if byte_rate is None else QuotaKind(byte_rate),
             plain_start=None if is_looked_into or is_changed else start,
@@ -515,8 +516,7 @@ class RequestFlow(FrameFlow):
         """
         pair, kind = self._pair, exchange.kind
         kind.count.cells[VALUE] += 1
-        if kind.session.usage is not None:
-            kind.session.byte_counter(kind.api_key).cells[REQUESTS] += 1
+        kind.relayed.cells[REQUESTS] += 1
         if kind.acks is not None:
             if have < exchange.request_bytes:
                 exchange.request_bytes = have
@@ -527,7 +527,7 @@ class RequestFlow(FrameFlow):
             if kind.acks == NO_ACKS:  # without a response; what can be held is the next request
                 if kind.session.quotas.has(REQUEST_PERCENTAGE):
                     kind.session.charge(REQUEST_PERCENTAGE, FIRST_USUAL_MS, exchange.sent_ms)
-                kind.session.count_bytes(PRODUCE, exchange.request_bytes)
+                kind.relayed.cells[VALUE] += exchange.request_bytes
                 return
         in_flight = pair.in_flight
         in_flight.append(exchange)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from metrics.clock import clock_ms
+from metrics.lock_free import VALUE
 from proxy.quota.busy import BusyTime
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
@@ -217,7 +218,7 @@ class ResponseFlow(FrameFlow):
         if self._collecting is None:
             exchange.timed.done(clock_ms())
         # Only now, while the client is at work already.
-        kind.session.count_bytes(kind.api_key, exchange.request_bytes + frame_bytes)
+        kind.relayed.cells[VALUE] += exchange.request_bytes + frame_bytes
         if self._pair.life.pauses is not NO_PAUSE:
             self._pair.on_response()
         return taken

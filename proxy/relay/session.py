@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from functools import cached_property
 
-from metrics import CounterChild
-from metrics.lock_free import VALUE
 from proxy.cluster.upstream import Address
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.connection_quotas import CountedConnection
@@ -20,10 +18,10 @@ from proxy.wire.sasl import SaslExchange
 
 
 class ClientSession:
-    """The client of one connection: its quotas, its byte counters, and who sees its messages."""
+    """The client of one connection: its quotas, its owner, and who sees its messages."""
 
     __slots__ = (
-        *("_began_alone", "_bytes", "_generation", "_services", "_steering", "_topics"),
+        *("_began_alone", "_generation", "_services", "_steering", "_topics"),
         *("fetch_sizes", "has_asked", "identity", "interceptor", "lacks_fallback"),
         *("origin", "owner", "quotas", "usage"),
     )
@@ -39,7 +37,6 @@ class ClientSession:
         self.origin, self._services, self._steering = origin, services, services.steering
         self._generation: int | None = None
         self.follow_owner()
-        self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
         self.has_asked = False
         """Whether a request that costs a broker's time was let through, or is about to be."""
@@ -115,18 +112,6 @@ class ClientSession:
     def is_at_fallback(self) -> bool:
         """Whether the client may take this for the fallback broker: that is a bootstrap port."""
         return self.origin.node_id is None and self.fallback() is not None
-
-    def count_bytes(self, api_key: int, count: int) -> None:
-        """Add to bytes_total."""
-        self.byte_counter(api_key).cells[VALUE] += count
-
-    def byte_counter(self, api_key: int) -> CounterChild:
-        """Return the child of bytes_total."""
-        counter = self._bytes.get(api_key)
-        if counter is None:
-            clients = self._services.clients
-            counter = self._bytes[api_key] = clients.byte_counter(self.identity, api_key)
-        return counter
 
     def close(self) -> None:
         """Release the quotas and counters."""
