@@ -11,7 +11,7 @@ from proxy.quota.gate import FetchSizes
 from proxy.quota.meters import ThrottleDecision
 from proxy.relay.listener import ClientOrigin
 from proxy.relay.services import Services
-from proxy.relay.steering import Owner, Visit
+from proxy.relay.steering import MemberAddresses, Visit
 from proxy.relay.topic_traffic import TopicQuotas
 from proxy.wire.apis import API_VERSIONS, api_of
 from proxy.wire.sasl import SaslExchange
@@ -30,7 +30,7 @@ class ClientSession:
         self.identity = identity
         self.quotas: ClientQuotas = services.quotas.client(identity, origin.ip)
         self.interceptor = services.interceptor(identity, origin.node_id)
-        self.owner: Owner | None = None
+        self.owner: MemberAddresses | None = None
         """The member that owns the client, if it is another one."""
         self.lacks_fallback = self._began_alone = False
         """Whether there is a fallback that the client may not know, as it came before that."""

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from structlog import get_logger
 
 from proxy.cluster.upstream import Address
+from proxy.relay.steering import MemberAddresses
 from proxy.tasks import wait_at_most
-from proxy.tier.slot_map import MemberAddresses
 
 CONNECT_LIMIT_S = 3.0
 """For a connection to a data port of another member."""

@@ -1,10 +1,7 @@
-"""Say which slot a quota key has, which member owns each slot, and where clients reach it.
-
-By that one member steers its clients.
-"""
+"""Say which slot a quota key has, and which member owns each slot: so it steers its clients."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
 
@@ -12,10 +9,8 @@ from kafka.partitioner.default import murmur2
 
 from metrics.clock import clock_ms
 from metrics.member_names import machine_of
-from proxy.cluster.upstream import Address
 from proxy.quota.entities import ClientIdentity
-from proxy.relay.listener import NODE_ID, SNI_PORT, Listener
-from proxy.relay.steering import Visit
+from proxy.relay.steering import MemberAddresses, Visit
 
 SLOTS = 256
 """How many slots a proxy or a tier has; each has one owner. As partitions of a topic they are few,
@@ -40,78 +35,6 @@ def slot_of(key: str, slots: int = SLOTS) -> int:
     By the hash by which Kafka's default partitioner gives a key its partition.
     """
     return int(murmur2(key.encode("utf-8", "surrogatepass")) & _INT31) % slots
-
-
-@dataclass(frozen=True, slots=True)
-class AdvertisedListener:
-    """Where clients reach one member through one listener."""
-
-    host: str
-    """What clients are told; not used with `sni`."""
-    bootstrap_port: int
-    first: int | None = None
-    """Broker N is at port `first` + N, up to `last`. None: as `ports` says, or with `sni`."""
-    last: int | None = None
-    sni: str | None = None
-    """Server name of a broker with `{node_id}` in it: all brokers are at `first`, the one port."""
-    ports: Mapping[int, int] = field(default_factory=dict)
-    """The ports of brokers where the system chose them."""
-
-    @classmethod
-    def of(cls, listener: Listener) -> Self:
-        """Return where clients reach this member through a listener."""
-        settings, open_ports = listener.settings, listener.open_ports
-        by_broker = {each: port for each, port in open_ports.items() if each is not None}
-        of_all, first, last = by_broker.pop(SNI_PORT, None), None, None
-        if settings.sni is not None:
-            first = of_all
-        elif by_broker and not settings.takes_free_ports:
-            first, last = min(by_broker.values()), max(by_broker.values())
-        return cls(
-            host=settings.advertised_host,
-            bootstrap_port=listener.bootstrap_port,
-            first=first,
-            last=last,
-            sni=settings.sni,
-            ports=by_broker if settings.takes_free_ports else {},
-        )
-
-    def address_of(self, node_id: int) -> Address | None:
-        """Return what clients are told for a broker; None when it has no port here."""
-        if self.sni is not None:
-            port = self.first if self.first is not None else self.bootstrap_port
-            return self.sni.replace(NODE_ID, str(node_id)), port
-        if self.first is not None and self.last is not None:
-            port = self.first + node_id
-            return (self.host, port) if self.first <= port <= self.last else None
-        known = self.ports.get(node_id)
-        return None if known is None else (self.host, known)
-
-    @property
-    def data_address(self) -> Address:
-        """Where a client would send requests for data: for a broker, if there is a port for one."""
-        node_id = next(iter(self.ports), 0)
-        return self.address_of(node_id) or (self.host, self.bootstrap_port)
-
-
-@dataclass(frozen=True, slots=True)
-class MemberAddresses:
-    """One process that relays, and where clients reach it; see `proxy.relay.steering.Owner`."""
-
-    name: str
-    """Of the worker by itself, `0`, or with its machine in a tier, `proxy-2/0`."""
-    listeners: Mapping[str, AdvertisedListener]
-    """By the names of the listeners."""
-
-    def address_of(self, listener: str, node_id: int) -> Address | None:
-        """Return what clients are told for a broker; None when it has no port there."""
-        ports = self.listeners.get(listener)
-        return None if ports is None else ports.address_of(node_id)
-
-    def bootstrap_of(self, listener: str) -> Address | None:
-        """Return where clients can begin anew; None when it has no such listener."""
-        ports = self.listeners.get(listener)
-        return None if ports is None else (ports.host, ports.bootstrap_port)
 
 
 @dataclass(frozen=True, slots=True)

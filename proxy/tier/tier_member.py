@@ -23,6 +23,7 @@ from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
+from proxy.relay.steering import AdvertisedListener, MemberAddresses
 from proxy.slices import TimeSlicer
 from proxy.state import Document, StateError, Store
 from proxy.tasks import end_tasks, wait_at_most
@@ -35,7 +36,7 @@ from proxy.tier.peer_client import PeerClient, Target
 from proxy.tier.peers import Peers
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.slot_loads import SlotLoadMonitor
-from proxy.tier.slot_map import AdvertisedListener, MemberAddresses, SlotSteering
+from proxy.tier.slot_map import SlotSteering
 from proxy.tier.tier_store import WATCH, TierStore, slot_key
 from proxy.tier.visits import VisitReporting
 

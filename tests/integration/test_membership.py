@@ -32,6 +32,7 @@ from proxy.cluster.kafka_client import (
 )
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
+from proxy.relay.steering import AdvertisedListener, MemberAddresses
 from proxy.tier.group.group_documents import NO_GENERATION, Subscription
 from proxy.tier.group.group_member import (
     RELEASE_LIMIT_S,
@@ -40,7 +41,7 @@ from proxy.tier.group.group_member import (
     MembershipError,
 )
 from proxy.tier.group.slot_states import SlotStates
-from proxy.tier.slot_map import SLOTS, AdvertisedListener, MemberAddresses, SlotMap
+from proxy.tier.slot_map import SLOTS, SlotMap
 
 PATIENCE_S = 30.0
 """More than a busy machine takes."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from proxy.quota.entities import ClientIdentity
-from proxy.relay.steering import Owner, Visit
-from proxy.tier.slot_map import SLOTS, AdvertisedListener, MemberAddresses, SlotMap, slot_of
+from proxy.relay.steering import AdvertisedListener, MemberAddresses, Visit
+from proxy.tier.slot_map import SLOTS, SlotMap, slot_of
 
 
 def slot_of_client(identity: ClientIdentity) -> int:
@@ -24,11 +24,11 @@ class MapSteering:
     on_change: Callable[[], None] = lambda: None
     visits: list[Visit] = field(default_factory=list)
 
-    def owner_of(self, identity: ClientIdentity) -> Owner | None:
+    def owner_of(self, identity: ClientIdentity) -> MemberAddresses | None:
         member = self.map.owner_of(slot_of_client(identity))
         return None if member is None or member.name == self.name else member
 
-    def fallback_of(self, identity: ClientIdentity) -> Owner | None:
+    def fallback_of(self, identity: ClientIdentity) -> MemberAddresses | None:
         owner = self.map.owner_of(slot_of_client(identity))
         others = [each for each in self.map.members.values() if each is not owner]
         return others[0] if others else None

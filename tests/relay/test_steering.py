@@ -25,7 +25,8 @@ from relaylab.lab import (
 from proxy.quota.entities import QuotaKind
 from proxy.relay import connection
 from proxy.relay.interceptor import NotOwnerError
-from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
+from proxy.relay.steering import MemberAddresses
+from proxy.tier.slot_map import SLOTS, SlotMap
 from proxy.wire.apis import LIST_OFFSETS
 from proxy.wire.rewrite import FALLBACK_NODE_ID
 

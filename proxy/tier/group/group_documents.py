@@ -11,9 +11,10 @@ from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 from pydantic import PlainSerializer, PlainValidator
 
+from proxy.relay.steering import MemberAddresses
 from proxy.state import JsonDataclass
 from proxy.tier.slot_balance import SlotLoad
-from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
+from proxy.tier.slot_map import SLOTS, SlotMap
 
 USER_DATA_SCHEMA = 2
 """Of the documents. Kafka carries them for members of several versions during an upgrade."""

@@ -10,10 +10,10 @@ sys.path.append(str(Path(__file__).parents[2]))  # as a script it has no conftes
 from parts.even_placement import even
 
 from proxy.cluster.kafka_client import Bootstrap
+from proxy.relay.steering import MemberAddresses
 from proxy.tier.group.group_documents import Subscription
 from proxy.tier.group.group_member import GroupMember
 from proxy.tier.group.slot_states import SlotStates
-from proxy.tier.slot_map import MemberAddresses
 
 
 def say(what: object) -> None:

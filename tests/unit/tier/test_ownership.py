@@ -12,6 +12,7 @@ from parts.member_world import Tier
 from prometheus_client import CollectorRegistry, Counter
 
 from proxy.config import load_config
+from proxy.relay.steering import MemberAddresses
 from proxy.slices import TimeSlicer
 from proxy.state import GroupFence, MemoryStore, StateError
 from proxy.state.kafka.slot_table import SlotTable
@@ -21,7 +22,7 @@ from proxy.tier.key_rules import TierKeyRules
 from proxy.tier.ownership import SlotOwnership
 from proxy.tier.peer_client import PeerClient
 from proxy.tier.peers import Peers
-from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap, SlotSteering
+from proxy.tier.slot_map import SLOTS, SlotMap, SlotSteering
 
 NAME, OTHER = "a/0", "b/0"
 LIMIT_S = 20.0

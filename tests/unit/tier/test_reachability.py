@@ -1,8 +1,8 @@
 """Which members count as reached where clients are sent to."""
 
 from proxy.cluster.upstream import Address
+from proxy.relay.steering import AdvertisedListener, MemberAddresses
 from proxy.tier.reachability import SETTLE_S, ReachabilityProbe
-from proxy.tier.slot_map import AdvertisedListener, MemberAddresses
 
 MEMBER = MemberAddresses("b/0", {"default": AdvertisedListener("b.proxy.example", 9092)})
 

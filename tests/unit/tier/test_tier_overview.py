@@ -3,9 +3,10 @@
 from rich.console import Console
 
 from proxy.admin.commands.asking_commands import tier_tables
+from proxy.relay.steering import MemberAddresses
 from proxy.tier.group.group_documents import AnnouncedMember, Assignment
 from proxy.tier.slot_balance import SlotLoad
-from proxy.tier.slot_map import MemberAddresses, SlotMap
+from proxy.tier.slot_map import SlotMap
 from proxy.tier.tier_member import tier_overview
 
 MEMBERS = {name: MemberAddresses(name, {}) for name in ("a/0", "b/0")}

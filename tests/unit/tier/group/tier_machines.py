@@ -3,9 +3,10 @@
 from collections.abc import Collection
 from dataclasses import replace
 
+from proxy.relay.steering import AdvertisedListener, MemberAddresses
 from proxy.tier.group.group_documents import Subscription
 from proxy.tier.slot_balance import SlotLoad
-from proxy.tier.slot_map import SLOTS, AdvertisedListener, MemberAddresses
+from proxy.tier.slot_map import SLOTS
 
 
 def member(name: str) -> MemberAddresses:

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.tier.slot_map import AdvertisedListener, MemberAddresses, SlotMap
+from proxy.relay.steering import AdvertisedListener, MemberAddresses
+from proxy.tier.slot_map import SlotMap
 
 IN_RANGE = AdvertisedListener("proxy-1", 9092, first=9100, last=9109)
 BY_NAME = AdvertisedListener("proxy-1", 9092, first=9200, last=9200, sni="b{node_id}.proxy")
