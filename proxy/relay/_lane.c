@@ -128,7 +128,7 @@ static int is_plain(Kind *kind, const char *frame, int64_t bytes) {
 static int64_t end_of(Kind *kind, const char *frame, int64_t at, int64_t bytes, int64_t *records) {
     int64_t end = -1, last = bytes - PyLong_AsLong(PyList_GetItem(kind->run, 3));
     while (last < bytes && at < last && frame[at++] & 0x80) continue; /* their length is that of the batches */
-    for (*records = last - at; at + MIN_BATCH <= last && frame[at + BATCH_MAGIC] == 2; at += BATCH_PREFIX + int32_at(frame + at + BATCH_LENGTH))
+    for (*records = last - at; at + MIN_BATCH <= last && frame[at + BATCH_MAGIC] == 2; at += BATCH_PREFIX + (int64_t)int32_at(frame + at + BATCH_LENGTH))
         end = (int64_t)((uint64_t)int64_at(frame + at) + int32_at(frame + at + LAST_DELTA) + 1);
     return at == last && !memcmp(frame + last, "\0\0", (size_t)(bytes - last)) ? end : -1;
 }

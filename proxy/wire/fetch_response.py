@@ -259,10 +259,11 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
                     while (number := count(data, pos, end, limit)) is None:
                         data, pos, end, limit = yield pos
                     aborted, pos = number
-                    for _ in range(aborted):
+                    if not form.is_tagged:  # at once: it may claim to have a thousand million
+                        pos += max(aborted, 0) * form.aborted_bytes
+                    for _ in range(aborted if form.is_tagged else 0):
                         pos += form.aborted_bytes
-                        if form.is_tagged:
-                            data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
+                        data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
                 # preferred_read_replica
                 pos += form.replica_bytes
                 # records

@@ -4,9 +4,10 @@ import asyncio
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from struct import pack
+from types import MappingProxyType
 from typing import Any, Self
 
 from support.proxy_process import HOST
@@ -27,6 +28,7 @@ def body(api_key: int, version: int, **fields: Any) -> bytes:
 
 
 PART_BYTES = 1 << 16
+NO_CLAIMS: Mapping[int, int] = MappingProxyType({})
 
 
 def in_parts(content: bytes) -> Iterator[memoryview]:
@@ -39,8 +41,12 @@ def in_parts(content: bytes) -> Iterator[memoryview]:
 class ScriptedBroker:
     """Serves in a thread of its own. A context manager."""
 
-    def __init__(self, answers: dict[int, Answer]) -> None:
-        """Answer by API key; ApiVersions is answered with those and itself."""
+    def __init__(self, answers: dict[int, Answer], claims: Mapping[int, int] = NO_CLAIMS) -> None:
+        """Answer by API key; ApiVersions is answered with those and itself.
+
+        `claims`: the lengths that responses claim to have, where that is not true.
+        """
+        self._claims = claims
         self._answers = {API_VERSIONS: self._api_versions, **answers}
         self.asked: Counter[tuple[str | None, int]] = Counter()
         """Requests that came, by client id and API."""
@@ -100,6 +106,7 @@ class ScriptedBroker:
                 content = self._answers[head.api_key](head)
                 tags = b"\0" if plan_of(head.api_key, head.api_version).is_flexible else b""
                 size = RESPONSE_HEADER_BYTES - LENGTH_BYTES + len(tags) + len(content)
+                size = self._claims.get(head.api_key, size)
                 start = pack(">ii", size, head.correlation_id) + tags
                 for part in in_parts(start + content):
                     await self._loop.sock_sendall(sock, part)
