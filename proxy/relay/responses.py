@@ -17,6 +17,7 @@ from proxy.relay.lifecycle import DRAINING, NO_PAUSE, ReadPauseReason
 from proxy.relay.memory_pool import UNCOUNTED_BYTES
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, WaitReason
+from proxy.relay.requests import MAX_SEEN_BYTES
 from proxy.relay.session import ClientSession
 from proxy.wire.apis import (
     DESCRIBE_CONFIGS,
@@ -301,7 +302,7 @@ class ResponseFlow(FrameFlow):
         api_key, version, is_login = kind.api_key, kind.version, kind.plan.api.is_login
         if is_login:
             self._pair.client.login_response(api_key, version, bytes(frame))
-        if exchange.seen is not None:
+        if exchange.seen is not None and len(frame) <= MAX_SEEN_BYTES:
             response = exchange.seen.response(version, bytes(frame), clock_ms())
         if kind.plan.handling is not Handling.PASS:
             check_whole_response(response)
@@ -310,7 +311,8 @@ class ResponseFlow(FrameFlow):
             if api_key == PRODUCE and response is before:
                 self._pair.shapes.learn(version, bytes(response))
         if exchange.throttle_ms:
-            response = with_throttle_time(api_key, version, response, exchange.throttle_ms)
+            told = with_throttle_time(api_key, version, response, exchange.throttle_ms)
+            response = yield from told
         self._send(response)
         self._sent_collected(exchange)
         if is_login:

@@ -40,10 +40,10 @@ def run_generator(steps: Generator[object, None, _T]) -> _T:
 
 
 STEP_ELEMENTS, _STEP_GROUPS = 64, 8
-"""So many elements of an array are read, and edited, in one step; or so many that have arrays."""
+"""So many elements of an array are edited in one step, and so many, with theirs, are skipped."""
 
-_STEPPED_LEVELS = 2
-"""Topics, and their partitions."""
+_STEP_BYTES = 8 << 10
+"""What is no longer is skipped at once, which takes half a millisecond at most."""
 
 INCOMPLETE = (IndexError, struct.error)
 UNREADABLE = (*INCOMPLETE, ValueError)
@@ -270,11 +270,11 @@ class RecordLayout:
             raise KeyError(field)
         return pos
 
-    def spans(self, data: Buffer, pos: int) -> tuple[dict[str, tuple[int, int]], int]:
-        """Return where each untagged field begins and ends, and where the record does."""
+    def spans(self, data: Buffer, pos: int) -> Steps[tuple[dict[str, tuple[int, int]], int]]:
+        """Return where each untagged field begins and ends, and where the record does; in steps."""
         found = {}
         for name, node in self.fields.items():
-            start, pos = pos, node.skip(data, pos)
+            start, pos = pos, (yield from _skip_in_steps(node, data, pos))
             found[name] = start, pos
         if self.tags is not None:
             pos = skip_tags(data, pos)
@@ -305,30 +305,28 @@ class _OptionalRecord:
         return pos + 1 if data[pos] == _NULL_STRUCT else self.record.skip(data, pos + 1)
 
 
-def seek_tag_section(layout: RecordLayout, data: Buffer, pos: int) -> Steps[int]:
-    """Return where the tag section of the record at `pos` begins, in steps.
-
-    Elements of its arrays, and of the arrays in these, are skipped a few at a time.
-    """
-    for node in layout.fields.values():
-        pos = yield from _skip_in_steps(node, data, pos, _STEPPED_LEVELS)
+def seek_in_steps(layout: RecordLayout, field: str | None, data: Buffer, pos: int) -> Steps[int]:
+    """Return what `seek` does, in steps; the end of the record where it has no such field."""
+    for name, node in layout.fields.items():
+        if name == field:
+            break
+        pos = yield from _skip_in_steps(node, data, pos)
     return pos
 
 
-def _skip_in_steps(node: Any, data: Buffer, pos: int, levels: int) -> Steps[int]:
-    if not (levels and isinstance(node, _Array) and isinstance(node.element, RecordLayout)):
+def _skip_in_steps(node: Any, data: Buffer, pos: int) -> Steps[int]:
+    """Skip a field; of an array a few elements at a time, and so the arrays in these."""
+    is_short = not isinstance(node, _Array) or len(data) - pos <= _STEP_BYTES
+    if is_short or isinstance(node.element, _Fixed):
         return int(node.skip(data, pos))
     count, pos = node.count(data, pos)
     element = node.element
     for number in range(1, count + 1):
-        if levels > 1:
-            for field in element.fields.values():
-                pos = yield from _skip_in_steps(field, data, pos, levels - 1)
-            if element.tags is not None:
-                pos = skip_tags(data, pos)
+        if isinstance(element, RecordLayout):
+            pos = (yield from element.spans(data, pos))[1]
         else:
             pos = element.skip(data, pos)
-        if not number % (_STEP_GROUPS if levels > 1 else STEP_ELEMENTS):
+        if not number % _STEP_GROUPS:
             yield
     return pos
 

@@ -3,8 +3,8 @@
 Only the fields in question are replaced. Every other byte stays as the broker sent it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -34,7 +34,7 @@ from proxy.wire.layout import (
     read_tags,
     response_layout,
     run_generator,
-    seek_tag_section,
+    seek_in_steps,
     skip_tags,
     tagged_field_layout,
     write_tags,
@@ -53,9 +53,6 @@ FALLBACK_NODE_ID = 1_999_999_973
 """Of the broker that stands for another member of the proxy. No broker has such an id in practice,
 nor one that is 2^31 - 1 less it: that is under what id Kafka's consumers keep the connection to a
 broker as their group's coordinator. So it may not be close to 2^31 - 1."""
-
-SPLICE_EDITS = 1024
-"""So many edits are applied in one step: some 0.3 ms."""
 
 KNOWN_ANSWERS, MAX_KNOWN_ANSWER_BYTES = 32, 1 << 12
 """So many answers to ApiVersions are remembered, and read in one step, of so many bytes at most."""
@@ -108,10 +105,11 @@ def rewrite_in_steps(
         capped = _capped(version, length, rest, passes_unknown=passes_unknown)
         return frame if capped is None else capped[:start] + frame[start:end] + capped[end:]
     with unreadable_is_malformed():
-        edits = yield from _edits(
-            api_key, version, frame, advertise, passes_unknown=passes_unknown, fallback=fallback
+        message = _Rewritten(frame)
+        yield from _edit(
+            api_key, version, message, advertise, passes_unknown=passes_unknown, fallback=fallback
         )
-        return (yield from _applied(frame, edits)) if edits else frame
+        return message.frame()
 
 
 def empty_broker_response(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
@@ -123,14 +121,15 @@ def empty_broker_response(api_key: int, version: int, frame: Buffer) -> Steps[Bu
     """
     with unreadable_is_malformed():
         layout, pos = _open(api_key, version, frame)
+        message = _Rewritten(frame)
         if "results" in layout.fields:
             empty = _empty_config if api_key == DESCRIBE_CONFIGS else _empty_log_dir
-            edits = yield from _edit_elements(layout, "results", frame, pos, empty)
+            yield from _edit_elements(layout, "results", message, pos, empty)
         else:
-            spans = layout.spans(frame, pos)[0]
+            spans, _ = yield from layout.spans(frame, pos)
             body = _Element(layout, frame, spans)
-            edits = [body.empty(name) for name in _PER_BROKER_ARRAYS if name in spans]
-        return (yield from _applied(frame, edits)) if edits else frame
+            message.edit([body.empty(name) for name in _PER_BROKER_ARRAYS if name in spans])
+        return message.frame()
 
 
 def without_config_addresses(version: int, frame: Buffer) -> Steps[Buffer]:
@@ -148,17 +147,16 @@ def without_config_addresses(version: int, frame: Buffer) -> Steps[Buffer]:
         return frame  # of 1,000 topics after 5 ms, and to read each setting takes 76
     with unreadable_is_malformed():
         layout, pos = _open(DESCRIBE_CONFIGS, version, frame)
-        results, edits = layout.fields["results"], list[_Edit]()
+        results, message = layout.fields["results"], _Rewritten(frame)
         count, pos = results.count(frame, layout.seek("results", frame, pos))
         for _ in range(count):
-            spans, end = results.element.spans(frame, pos)
+            spans, end = yield from results.element.spans(frame, pos)
             result = _Element(results.element, frame, spans)
             if result.value("resource_type") == _BROKER:
-                hide = _edit_elements(results.element, "configs", frame, pos, _hide_address)
-                edits += yield from hide
+                yield from _edit_elements(results.element, "configs", message, pos, _hide_address)
             pos = end
             yield
-        return (yield from _applied(frame, edits)) if edits else frame
+        return message.frame()
 
 
 def brokers_end(version: int, start: Buffer) -> int | None:
@@ -185,30 +183,25 @@ def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -
     """
     frame = length + bytes(RESPONSE_HEADER_BYTES - LENGTH_BYTES) + rest
     check_whole_response(frame)
+    message = _Rewritten(frame)
     with unreadable_is_malformed():
-        edits = run_generator(
-            _edits(API_VERSIONS, version, frame, no_address, passes_unknown=passes_unknown)
+        run_generator(
+            _edit(API_VERSIONS, version, message, no_address, passes_unknown=passes_unknown)
         )
-        return bytes(run_generator(_applied(frame, edits))) if edits else None
+        return None if message.frame() is frame else bytes(message.frame())
 
 
 def no_address(_node_id: int, _host: str, _port: int) -> None:
     """Return no address."""
 
 
-def _applied(frame: Buffer, edits: list[_Edit]) -> Steps[bytearray]:
-    """Return a frame, or its first bytes, with its edits and so its length in place, in steps."""
-    changed = yield from _splice(frame, edits)
-    (length,) = INT32.unpack_from(frame)
-    INT32.pack_into(changed, 0, length + len(changed) - len(frame))
-    return changed
-
-
-def with_throttle_time(api_key: int, version: int, frame: Buffer, throttle_ms: int) -> Buffer:
+def with_throttle_time(
+    api_key: int, version: int, frame: Buffer, throttle_ms: int
+) -> Steps[Buffer]:
     """Return the whole frame with throttle_time_ms raised to `throttle_ms`, never lowered.
 
-    A response that has no such field, or whose API or version is not known, is returned as the
-    same object. Raises MalformedResponse.
+    In steps. A response that has no such field, or whose API or version is not known, is returned
+    as the same object. Raises MalformedResponse.
     """
     if not is_known(api_key, version):
         return frame
@@ -217,8 +210,9 @@ def with_throttle_time(api_key: int, version: int, frame: Buffer, throttle_ms: i
         layout, pos = _open(api_key, version, frame)
         if "throttle_time_ms" not in layout.fields:
             return frame
+        throttle_at = yield from seek_in_steps(layout, "throttle_time_ms", frame, pos)
         changed = bytearray(frame)
-        raise_throttle_time(changed, layout.seek("throttle_time_ms", frame, pos), throttle_ms)
+        raise_throttle_time(changed, throttle_at, throttle_ms)
     return changed
 
 
@@ -226,6 +220,40 @@ def raise_throttle_time(head: bytearray | memoryview, offset: int, throttle_ms: 
     """Raise the throttle_time_ms at `offset`, never lower it. The rest of the frame may lack."""
     (present,) = INT32.unpack_from(head, offset)
     INT32.pack_into(head, offset, min(max(present, throttle_ms), _MAX_INT32))
+
+
+@dataclass(slots=True)
+class _Rewritten:
+    """A message, and how far it has been written anew.
+
+    Edits are not kept: those of a million coordinators would take ten times what they change.
+    """
+
+    data: Buffer
+    written: bytearray = field(default_factory=bytearray)
+    read: int = 0
+    """What stands for so many bytes of `data` is in `written`."""
+
+    def edit(self, edits: Iterable[_Edit]) -> None:
+        """Apply edits, which are in order, behind earlier ones, and do not overlap."""
+        for start, end, new in edits:
+            self.written += memoryview(self.data)[self.read : start]
+            self.written += new
+            self.read = end
+
+    def whole(self) -> Buffer:
+        """Return all of it; the same object when it was not edited."""
+        if self.read:
+            self.edit([(len(self.data), len(self.data), b"")])
+        return self.written if self.read else self.data
+
+    def frame(self) -> Buffer:
+        """Return a frame, or its first bytes, with its length in place, as `whole`."""
+        changed = self.whole()
+        if self.read:
+            (length,) = INT32.unpack_from(self.data)
+            INT32.pack_into(self.written, 0, length + len(changed) - len(self.data))
+        return changed
 
 
 @dataclass(slots=True)
@@ -265,22 +293,23 @@ def _open(api_key: int, version: int, frame: Buffer) -> tuple[RecordLayout, int]
     return response_layout(api_key, version), start
 
 
-def _edits(
+def _edit(
     api_key: int,
     version: int,
-    frame: Buffer,
+    message: _Rewritten,
     advertise: Advertise,
     *,
     passes_unknown: bool,
     fallback: tuple[str, int] | None = None,
-) -> Steps[list[_Edit]]:
-    """Return the edits of a response, in order."""
+) -> Steps[None]:
+    """Edit a response."""
+    frame = message.data
     layout, pos = _open(api_key, version, frame)
     fields = layout.fields
     if "endpoint_type" in fields:
         start = layout.seek("endpoint_type", frame, pos)
         if fields["endpoint_type"].read(frame, start)[0] == _CONTROLLERS:
-            return []  # controllers serve no topic data, and the proxy has no port for them
+            return  # controllers serve no topic data, and the proxy has no port for them
     add = None
     if fallback is not None and api_key == METADATA:
         add = partial(_fallback_broker, address=fallback)
@@ -290,37 +319,40 @@ def _edits(
         ("coordinators", partial(_coordinator, advertise=advertise)),
     ):
         if array in fields:
-            return (yield from _edit_elements(layout, array, frame, pos, edit, add))
+            yield from _edit_elements(layout, array, message, pos, edit, add)
+            return
     if "host" in fields:
-        return _coordinator(_Element(layout, frame, layout.spans(frame, pos)[0]), advertise)
+        spans, _ = yield from layout.spans(frame, pos)
+        message.edit(_coordinator(_Element(layout, frame, spans), advertise))
+        return
     endpoint = partial(_broker, advertise=advertise)
-    return (yield from _edit_endpoints(api_key, version, frame, pos, endpoint))
+    yield from _edit_endpoints(api_key, version, message, pos, endpoint)
 
 
 def _edit_elements(
     layout: RecordLayout,
-    field: str,
-    data: Buffer,
+    name: str,
+    message: _Rewritten,
     pos: int,
     edit: _EditElement,
     add: Callable[[RecordLayout, set[int]], bytes] | None = None,
-) -> Steps[list[_Edit]]:
+) -> Steps[None]:
     """Edit each element of an array in the record at `pos`, and add one behind them.
 
     `add` makes it, and is given the ids of all nodes that the array names.
     """
-    array = layout.fields[field]
-    count_start = layout.seek(field, data, pos)
-    count, count_end = array.count(data, count_start)
-    pos = count_end
-    edits: list[_Edit] = []
+    array, data = layout.fields[name], message.data
+    count_start = layout.seek(name, data, pos)
+    count, pos = array.count(data, count_start)
+    count_at = len(message.written) + count_start - message.read
+    count_end = count_at + pos - count_start
     node_ids: set[int] = set()
     kept = 0
     for number in range(1, count + 1):
-        spans, end = array.element.spans(data, pos)
+        spans, end = yield from array.element.spans(data, pos)
         element = _Element(array.element, data, spans)
         changes = edit(element)
-        edits += [(pos, end, b"")] if changes is None else changes
+        message.edit([(pos, end, b"")] if changes is None else changes)
         kept += changes is not None
         if add is not None:
             node_ids.add(element.value("node_id"))
@@ -328,11 +360,10 @@ def _edit_elements(
         if not number % STEP_ELEMENTS:
             yield
     if add is not None:
-        edits.append((pos, pos, add(array.element, node_ids)))
+        message.edit([(pos, pos, add(array.element, node_ids))])
         kept += 1
     if kept != count:
-        edits.insert(0, (count_start, count_end, array.length.write(kept)))
-    return edits
+        message.written[count_at:count_end] = array.length.write(kept)
 
 
 def _fallback_broker(element: RecordLayout, node_ids: set[int], address: tuple[str, int]) -> bytes:
@@ -349,23 +380,25 @@ def _fallback_broker(element: RecordLayout, node_ids: set[int], address: tuple[s
 
 
 def _edit_endpoints(
-    api_key: int, version: int, frame: Buffer, pos: int, edit: _EditElement
-) -> Steps[list[_Edit]]:
+    api_key: int, version: int, message: _Rewritten, pos: int, edit: _EditElement
+) -> Steps[None]:
     """Edit the new leaders' addresses (KIP-951) in the tag section of the body at `pos`."""
-    layout = response_layout(api_key, version)
+    layout, frame = response_layout(api_key, version), message.data
     number = (layout.tags or {})["node_endpoints"]
     array = tagged_field_layout(api_key, version, "node_endpoints")
-    start = yield from seek_tag_section(layout, frame, pos)
+    start = yield from seek_in_steps(layout, None, frame, pos)
     tags, end = read_tags(frame, start)
     fields = []
     for tag in tags:
         value = bytes(frame[tag.start : tag.end])
         if tag.number == number:
-            edits = yield from _edit_elements(array, "node_endpoints", value, 0, edit)
-            value = bytes((yield from _splice(value, edits)))
+            endpoints = _Rewritten(value)
+            yield from _edit_elements(array, "node_endpoints", endpoints, 0, edit)
+            value = bytes(endpoints.whole())
         fields.append((tag.number, value))
     section = write_tags(fields)
-    return [] if section == frame[start:end] else [(start, end, section)]
+    if section != frame[start:end]:
+        message.edit([(start, end, section)])
 
 
 def _cap_version(api: _Element, passes_unknown: bool) -> list[_Edit] | None:
@@ -424,17 +457,3 @@ def _coordinator(coordinator: _Element, advertise: Advertise) -> list[_Edit]:
     none = {"node_id": NO_NODE, "host": "", "port": NO_PORT}
     none["error_code"] = error or COORDINATOR_NOT_AVAILABLE
     return sorted(coordinator.edit(field, value) for field, value in none.items())
-
-
-def _splice(data: Buffer, edits: list[_Edit]) -> Steps[bytearray]:
-    """Apply edits, which are in order and do not overlap, in steps."""
-    changed = bytearray()
-    pos = 0
-    for number, (start, end, new) in enumerate(edits, 1):
-        changed += data[pos:start]
-        changed += new
-        pos = end
-        if not number % SPLICE_EDITS:
-            yield
-    changed += memoryview(data)[pos:]
-    return changed

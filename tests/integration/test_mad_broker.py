@@ -3,13 +3,14 @@
 from pathlib import Path
 from struct import pack
 
+import psutil
 import pytest
 from support.operating import running
 from support.proxy_process import ProxyProcess, config
-from support.raw import RawClient, api_versions, fetch, records
+from support.raw import RawClient, api_versions, fetch, message, records
 from support.scripted_broker import ScriptedBroker, body
 
-from proxy.wire.apis import APIS, FETCH, RESPONSE_HEADER_BYTES
+from proxy.wire.apis import APIS, FETCH, FIND_COORDINATOR, RESPONSE_HEADER_BYTES
 from proxy.wire.frames import RequestHead
 
 QUERY, TOPIC = "query", "t"
@@ -21,6 +22,9 @@ GOOD_FETCHES = 50
 NO_LENGTH = pack(">i", -12)
 """Of a record batch that is, with what its length does not count, 0 bytes long."""
 LENGTH_AT = 8
+COORDINATORS = 200_000
+MOST_GROWTH = 5
+"""Times the response: it is kept once, and once more while it is rewritten."""
 
 
 def test_a_count_that_is_a_lie_holds_nobody_up(tmp_path: Path) -> None:
@@ -63,6 +67,27 @@ def test_a_batch_without_length_holds_nobody_up(tmp_path: Path, version: int) ->
         client.send(fetch(version, TOPIC))
         assert bad in client.receive_frame()
         other.ask(api_versions(3))
+
+
+def test_what_names_very_many_brokers_takes_little_more_than_its_length(tmp_path: Path) -> None:
+    element = APIS[FIND_COORDINATOR].response.Coordinator
+    content = body(
+        FIND_COORDINATOR,
+        4,
+        coordinators=[element(key="g", node_id=1, host="h", port=9)] * COORDINATORS,
+    )
+    with (
+        ScriptedBroker({FIND_COORDINATOR: lambda _: content}) as broker,
+        running(ProxyProcess(config(broker.bootstrap), tmp_path, anew=True)) as proxy,
+        RawClient(proxy.bootstrap, "client") as client,
+    ):
+        client.ask(api_versions(3))
+        before = psutil.Process(proxy.pid).memory_info().rss
+        client.send(message(FIND_COORDINATOR, 4, key_type=0, coordinator_keys=["g"]))
+        assert len(client.receive_frame()) > len(content)
+        status = Path(f"/proc/{proxy.pid}/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
+    assert peak - before < MOST_GROWTH * len(content)
 
 
 def _following(broker: ScriptedBroker, folder: Path) -> ProxyProcess:

@@ -81,6 +81,10 @@ def whole(steps):
             return done.value
 
 
+def throttled(api_key, version, frame, throttle_ms):
+    return whole(with_throttle_time(api_key, version, frame, throttle_ms))
+
+
 def decode(api_key, version, frame):
     body = bytes(frame[plan_of(api_key, version).body_offset :])
     return APIS[api_key].response.decode(body, version=version).to_dict()
@@ -359,7 +363,7 @@ def test_throttle_time_is_raised_wherever_the_codec_reads_it(filler):
             values = {"throttle_time_ms": 250, "error_code": 0}
             frame = filler(version, unknown_tags=True, values=values).response(key, version)
             fields = {field.name for field in message_schema(api.response).untagged_fields(version)}
-            after = with_throttle_time(key, version, frame, 123456)
+            after = throttled(key, version, frame, 123456)
             if "throttle_time_ms" not in fields:
                 assert after is frame
                 continue
@@ -367,16 +371,16 @@ def test_throttle_time_is_raised_wherever_the_codec_reads_it(filler):
             assert decode(key, version, after)["throttle_time_ms"] == 123456
             assert len(after) == len(frame)
             assert sum(a != b for a, b in zip(after, frame, strict=True)) <= 4
-            assert with_throttle_time(key, version, frame, 249) == frame
+            assert throttled(key, version, frame, 249) == frame
     assert {PRODUCE, FETCH, 47, 18} <= raised
     assert len(raised) > 40
 
 
 def test_throttle_time_of_unknown_responses():
-    assert with_throttle_time(999, 1, b"anything", 5) == b"anything"
-    assert with_throttle_time(FETCH, 99, b"anything", 5) == b"anything"
+    assert throttled(999, 1, b"anything", 5) == b"anything"
+    assert throttled(FETCH, 99, b"anything", 5) == b"anything"
     refused = pack(">iihi", 10, 9, 35, 0)
-    assert with_throttle_time(API_VERSIONS, 4, refused, 5) is refused
+    assert throttled(API_VERSIONS, 4, refused, 5) is refused
 
 
 @pytest.mark.parametrize(
@@ -402,7 +406,7 @@ def test_any_bytes_are_rewritten_or_malformed(case, body):
     frame = pack(">i", len(body)) + body
     for change in (
         lambda: rewrite_response(api_key, version, frame, tell_proxy),
-        lambda: with_throttle_time(api_key, version, frame, 5),
+        lambda: throttled(api_key, version, frame, 5),
     ):
         with contextlib.suppress(MalformedResponse):
             assert len(change()) >= 8
@@ -592,3 +596,31 @@ def test_a_produce_response_with_many_partitions_is_read_in_steps(topics, partit
     frame = bytes(message.encode(header=True, framed=True))
     steps = rewrite_in_steps(PRODUCE, 10, frame, tell_proxy)
     assert sum(1 for _ in steps) >= topics * partitions // (8 * STEP_ELEMENTS)
+
+
+def test_a_partition_with_many_record_errors_is_read_in_steps():
+    """Who writes records that a topic does not take has an error for each."""
+    response = APIS[PRODUCE].response
+    topic = response.TopicProduceResponse
+    part = topic.PartitionProduceResponse
+    errors = [part.BatchIndexAndErrorMessage(batch_index=1, batch_index_error_message="no")] * MANY
+    one = topic(name="t", partition_responses=[part(index=1, error_code=87, record_errors=errors)])
+    message = response(version=10, responses=[one])
+    message.with_header(correlation_id=5)
+    frame = bytes(message.encode(header=True, framed=True))
+    for steps in (
+        rewrite_in_steps(PRODUCE, 10, frame, tell_proxy),
+        with_throttle_time(PRODUCE, 10, frame, 5),
+    ):
+        assert sum(1 for _ in steps) >= MANY // (2 * STEP_ELEMENTS)
+
+
+def test_a_resource_with_many_settings_is_read_in_steps():
+    response = APIS[DESCRIBE_CONFIGS].response
+    result = response.DescribeConfigsResult
+    settings = [result.DescribeConfigsResourceResult(name="listeners", value="real")] * MANY
+    one = result(error_code=0, resource_type=TOPIC, resource_name="t", configs=settings)
+    message = response(version=1, results=[one])
+    message.with_header(correlation_id=5)
+    frame = bytes(message.encode(header=True, framed=True))
+    assert sum(1 for _ in without_config_addresses(1, frame)) >= MANY // (2 * STEP_ELEMENTS)
