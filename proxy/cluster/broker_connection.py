@@ -19,8 +19,9 @@ CLIENT_ID = "kafka-quota-proxy"
 IDLE_S = 60.0
 """A connection on which nothing was asked for so long is closed; brokers would do so later."""
 
-MAX_RESPONSE_BYTES = 64 << 20
-"""A longer one is none of Kafka's: we ask for far less."""
+MAX_RESPONSE_BYTES, MAX_LOGIN_BYTES = 16 << 20, 64 << 10
+"""A longer one is none of Kafka's: we ask for far less. What it is decoded to takes 40 times as
+much, and nothing ends the thread that decodes it."""
 
 DECODED_HERE_BYTES = 16 * 1024
 """A longer response is decoded in a thread: Metadata of 10,000 partitions takes some 50 ms."""
@@ -77,18 +78,18 @@ class BrokerConnection:
         exchange = login.exchange(self.broker)
         answer: Any = None
         async with self._within(limit_s, "not logged in after"):
-            # SCRAM computes for some milliseconds, or longer where the broker wants that.
+            # SCRAM computes for some milliseconds, or up to a second where the broker wants that.
             while (request := await asyncio.to_thread(exchange.send, answer)) is not None:
-                answer = await self._ask(request)
+                answer = await self._ask(request, MAX_LOGIN_BYTES)
 
-    async def ask(self, request: Any, limit_s: float) -> Any:
+    async def ask(self, request: Any, limit_s: float, most_bytes: int = MAX_RESPONSE_BYTES) -> Any:
         """Send a request of kafka-python's, made with its version, and return its response.
 
         Whatever goes wrong, or cancels the caller, closes the connection.
         Raises UpstreamError: timeout, closed or bad_response.
         """
         async with self._within(limit_s, "no answer in"):
-            response = await self._ask(request)
+            response = await self._ask(request, most_bytes)
         self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.close)
         return response
 
@@ -103,7 +104,7 @@ class BrokerConnection:
                 raise self._failure("timeout", f"{failing} {limit_s:g} s") from None
             raise
 
-    async def _ask(self, request: Any) -> Any:
+    async def _ask(self, request: Any, most_bytes: int) -> Any:
         if self._idle is not None:
             self._idle.cancel()
         correlation_id = self._asked
@@ -117,7 +118,7 @@ class BrokerConnection:
                 )
                 frame = frame[sent_bytes:]
             (length,) = _INT32.unpack(await self._receive(_INT32.size))
-            if not _INT32.size <= length <= MAX_RESPONSE_BYTES:
+            if not _INT32.size <= length <= most_bytes:
                 text = "what answers is not Kafka, or wants TLS (cluster.tls)"
                 raise self._failure("bad_response", f"a response of {length} bytes: {text}")
             response = await self._receive(length)
@@ -136,7 +137,11 @@ class BrokerConnection:
         try:
             if length <= DECODED_HERE_BYTES:
                 return kind.decode(response, header=True)
-            return await asyncio.to_thread(kind.decode, response, header=True)
+            decoding = asyncio.create_task(asyncio.to_thread(kind.decode, response, header=True))
+            try:
+                return await asyncio.shield(decoding)
+            finally:  # out of time or not: who asks again begins no second one meanwhile
+                await asyncio.gather(decoding, return_exceptions=True)
         except Exception as error:  # who knows what answers at that address
             text = f"no {kind.name}: {str(error) or type(error).__name__}"
             raise self._failure("bad_response", text) from error

@@ -23,6 +23,9 @@ HANDSHAKE_VERSION = 1
 
 AUTHENTICATE_VERSION = 0
 
+MAX_SCRAM_ITERATIONS = 1 << 20
+"""So many take a second, and the 2^31 that a broker may name an hour. Kafka has 16,384 at most."""
+
 UNSUPPORTED_MECHANISM = 33
 NO_LOGIN_HERE = 34
 """ILLEGAL_SASL_STATE: in answer to a first request, a listener that is none of SASL's."""
@@ -89,8 +92,8 @@ class Login:
     def exchange(self, broker: Address) -> Generator[Any, Any, None]:
         """Yield the requests of a login, without header, and then None; take their responses.
 
-        With SCRAM it computes for some milliseconds, or longer where the broker wants that: not for
-        an event loop. Raises UpstreamError: login_refused.
+        With SCRAM it computes for some milliseconds, or up to a second where the broker wants that:
+        not for an event loop. Raises UpstreamError: login_refused.
         """
         credentials = self.credentials
         answer = yield SaslHandshakeRequest[HANDSHAKE_VERSION](mechanism=credentials.mechanism)
@@ -115,6 +118,15 @@ class Login:
         yield None
 
 
+class _BoundedScram(ScramAuthenticator):  # type: ignore[misc]
+    """Refuses to compute for as long as a broker wants."""
+
+    def create_salted_password(self, salt: bytes, iterations: int) -> None:
+        if iterations > MAX_SCRAM_ITERATIONS:
+            raise ValueError(f"{iterations} iterations, more than {MAX_SCRAM_ITERATIONS}")
+        super().create_salted_password(salt, iterations)
+
+
 def _tokens(credentials: Credentials) -> Generator[tuple[bytes, bool], bytes | None, None]:
     arguments = {
         "loop": None,  # for I/O, which is left out here
@@ -123,5 +135,5 @@ def _tokens(credentials: Credentials) -> Generator[tuple[bytes, bool], bytes | N
     }
     if credentials.mechanism == PLAIN:
         return SaslPlainAuthenticator(**arguments).authenticator_plain()  # type: ignore[no-any-return]
-    scram = ScramAuthenticator(**arguments, sasl_mechanism=credentials.mechanism)
+    scram = _BoundedScram(**arguments, sasl_mechanism=credentials.mechanism)
     return scram.authenticator_scram()  # type: ignore[no-any-return]

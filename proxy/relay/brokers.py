@@ -31,7 +31,7 @@ UNANSWERED_AFTER_S = 1.0
 """A broker's address that has not answered for so long is in doubt. Some clients give up at the
 same time as we do, so the end of `connect_timeout` would be too late to see it."""
 
-MAX_KNOWN_BROKERS = 4000
+MAX_KNOWN_BROKERS, MAX_BROKERS_BYTES = 4000, 1 << 20
 """More than any cluster has. Clients are not told of further ones: each may cost a port."""
 
 _IPV4_AS_IPV6 = "::ffff:"
@@ -210,13 +210,14 @@ class BrokerConnector:
 
     async def _ask_metadata(self, connection: BrokerConnection, limit_s: float) -> None:
         try:
-            response = await connection.ask(MetadataRequest[_METADATA_VERSION](topics=[]), limit_s)
+            request = MetadataRequest[_METADATA_VERSION](topics=[])
+            response = await connection.ask(request, limit_s, MAX_BROKERS_BYTES)
         except UpstreamError as error:
             if self.bootstrap.login is not None or error.reason != CONNECTION_CLOSED:
                 raise
             self._may_ask_metadata = False  # it wants a login first
             return
-        for broker in response.brokers:
+        for broker in response.brokers[:MAX_KNOWN_BROKERS]:
             self.learn(broker.node_id, broker.host, broker.port)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from struct import pack
 
 import pytest
 from relaylab import frames
@@ -18,7 +19,7 @@ from structlog.testing import capture_logs
 
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
-from proxy.relay.brokers import MAX_KNOWN_BROKERS, BrokerConnector
+from proxy.relay.brokers import MAX_BROKERS_BYTES, MAX_KNOWN_BROKERS, BrokerConnector
 from proxy.relay.log_limiter import LINES_AT_ONCE
 from proxy.wire.apis import API_VERSIONS, METADATA
 
@@ -89,6 +90,22 @@ async def test_no_more_brokers_are_learned_than_a_cluster_has():
     brokers.learn(0, "moved", 9)
     assert len(brokers.addresses) == MAX_KNOWN_BROKERS
     assert brokers.addresses[0] == ("moved", 9)
+
+
+async def test_of_a_probe_no_more_is_read_than_the_brokers_of_a_cluster():
+    named = dict.fromkeys(range(MAX_KNOWN_BROKERS + 10), ("real", 9))
+    brokers = await probe(Broker(garbage=frames.metadata_response(1, named)))
+    assert brokers.addresses.keys() == set(range(MAX_KNOWN_BROKERS))
+    longer = pack(">ii", MAX_BROKERS_BYTES + 1, 1) + bytes(MAX_BROKERS_BYTES)
+    broker = Broker(garbage=longer)
+    async with await asyncio.start_server(broker.serve, HOST, 0) as server:
+        brokers = brokers_of(server.sockets[0].getsockname()[:2], limit_s=5.0)
+        monitor = asyncio.create_task(brokers.monitor())
+        await until(lambda: brokers.reachable is not None)
+        monitor.cancel()
+        await asyncio.gather(monitor, return_exceptions=True)
+    assert not brokers.reachable
+    assert not brokers.addresses
 
 
 async def test_clients_are_not_told_of_brokers_beyond_those():

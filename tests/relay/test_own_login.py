@@ -68,8 +68,9 @@ def login(on_refused: Callable[[], None] = lambda: None) -> Login:
         ([GARBAGE], PATIENT_S, "bad_response", "no SaslHandshakeResponse"),
         ([OFFER, GARBAGE], PATIENT_S, "bad_response", "no SaslAuthenticateResponse"),
         ([OFFER], IMPATIENT_S, "timeout", "not logged in after 0.1 s"),
+        ([bytes(1 << 20)], PATIENT_S, "bad_response", "a response of 1048580 bytes"),
     ],
-    ids=["refused", "hangs up", "hangs up at once", "garbage", "garbage later", "silent"],
+    ids=["refused", "hangs up", "hangs up at once", "garbage", "garbage later", "silent", "long"],
 )
 async def test_a_login_that_fails(
     answers: list[bytes], limit_s: float, reason: str, message: str

@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -167,6 +168,29 @@ async def test_who_waits_is_not_harmed_by_who_gives_up() -> None:
             broker.silent = False
             impatient.cancel()
             assert (await patient).brokers
+
+
+async def test_who_gives_up_while_an_answer_is_decoded_leaves_no_thread_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing ends a thread: who asks again and again would have more and more of them."""
+    may_end, decode = threading.Event(), MetadataResponse.decode
+
+    def slow(kind, *arguments, **options):
+        may_end.wait()
+        return decode.__func__(kind, *arguments, **options)
+
+    monkeypatch.setattr("proxy.cluster.broker_connection.DECODED_HERE_BYTES", 0)
+    monkeypatch.setattr(MetadataResponse, "decode", classmethod(slow))
+    async with Broker().at_work() as broker:
+        with client_of(broker, limit_s=MOMENT_S) as client:
+            asking = asyncio.create_task(client.metadata())
+            done, _ = await asyncio.wait((asking,), timeout=10 * MOMENT_S)
+            may_end.set()
+            assert not done
+            with pytest.raises(UpstreamError) as caught:
+                await asking
+            assert caught.value.reason == "timeout"
 
 
 async def test_what_fails_is_tried_again_within_its_time() -> None:

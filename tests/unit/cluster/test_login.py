@@ -11,7 +11,7 @@ import pytest
 from aiokafka.conn import ScramAuthenticator
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from proxy.cluster.login import LOGIN_RETRY_S, Credentials, Login
+from proxy.cluster.login import LOGIN_RETRY_S, MAX_SCRAM_ITERATIONS, Credentials, Login
 from proxy.cluster.upstream import LOGIN_REFUSED, UpstreamError
 
 Exchange = Generator[Any, Any, None]
@@ -157,6 +157,17 @@ def test_who_does_not_know_the_password_is_no_broker(challenge: bytes) -> None:
     with pytest.raises(UpstreamError, match="does not prove that it knows the password"):
         exchange.send(said(challenge))
     assert refusals.count == 1
+
+
+def test_a_broker_does_not_say_for_how_long_the_proxy_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mechanism, nonce, (_, challenge, _, _) = RFC_7677
+    monkeypatch.setattr("aiokafka.conn.uuid.uuid4", lambda: nonce)
+    exchange = begun(Refusals(mechanism).login)
+    longer = challenge.replace("4096", str(MAX_SCRAM_ITERATIONS + 1))
+    with pytest.raises(UpstreamError, match="1048577 iterations, more than 1048576"):
+        exchange.send(said(longer.encode()))
 
 
 def test_a_wrong_signature_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
