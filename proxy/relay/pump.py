@@ -11,6 +11,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
+from time import perf_counter
 from typing import NamedTuple
 
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
@@ -172,8 +174,11 @@ class Pump:
         self._held = unsent
         self.active = True
 
-    def run(self, budget: int) -> WaitReason | None:
-        """Move about `budget` bytes; return what the rest waits for, if any. Raises ChannelLost."""
+    def run(self, budget: int, end_s: float = inf) -> WaitReason | None:
+        """Move about `budget` bytes; return what the rest waits for, if any. Raises ChannelLost.
+
+        What a walker is to see waits its turn from `end_s` on, of `perf_counter`: it may be dense.
+        """
         while self.flush():
             if not self.unread:
                 self.active = False
@@ -189,6 +194,8 @@ class Pump:
             if self._walker is not None:
                 self.flush()  # the client is at work meanwhile
                 self._show(self._walker, got)
+                if self.unread and perf_counter() > end_s:
+                    return PACED
         return WRITE
 
     def flush(self) -> bool:
@@ -242,7 +249,8 @@ class Pump:
         if walker is not None and not self._sees(walker):
             most = min(most, walker.opaque_bytes)
         elif walker is not None:
-            most = self._source.recv_into(_scratch[:most], socket.MSG_PEEK)
+            piece_bytes = PIPE_BYTES if walker.opaque_bytes else COPY_BYTES  # it may be dense
+            most = self._source.recv_into(_scratch[: min(most, piece_bytes)], socket.MSG_PEEK)
             if most <= 0:
                 return most
         try:

@@ -18,8 +18,8 @@ from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import GRANT_MS
 from proxy.quota.rules import QuotaManagerSettings, Rule
-from proxy.relay import paced_steps
-from proxy.relay.pump import SPLICE_MIN_BYTES
+from proxy.relay import frame_flow, paced_steps
+from proxy.relay.pump import COPY_BYTES, SPLICE_MIN_BYTES
 from proxy.relay.requests import MAX_ASKED_BYTES, MAX_SEEN_BYTES
 from proxy.relay.topic_traffic import MAX_ASKED_TOPICS
 from proxy.wire.apis import PRODUCE
@@ -317,6 +317,26 @@ async def test_a_request_is_charged_for_the_bytes_of_the_topic(acks, size):
         await sending
         assert charged(lab) == size
         assert lab.count("topic_walks_total") == 2
+
+
+@pytest.mark.parametrize("path", ["splice", "copy"])
+async def test_a_response_of_many_topics_is_walked_in_turns(path, monkeypatch):
+    """Each that a Fetch names has its place there, also those that there are not."""
+    monkeypatch.setattr(frame_flow, "FAIR_S", 0.0)
+    response = fetched(1, {f"no-{number}": 0 for number in range(20_000)})
+    async with open_lab(rules=(PLENTY,), splice=path == "splice") as lab:
+        turns_taken, queue = [], lab.services.paced_steps.queue
+
+        def counted(step, address=""):
+            turns_taken.append(address)
+            queue(step, address)
+
+        lab.services.paced_steps.queue = counted
+        client, broker = await lab.pair(fetch(1, "no-0"))
+        sending = asyncio.create_task(broker.send(response))
+        assert await client.frame() == response
+        await sending
+        assert len(turns_taken) >= len(response) // COPY_BYTES - 1
 
 
 @pytest.mark.parametrize("acks", [0, 1])
