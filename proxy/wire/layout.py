@@ -274,7 +274,8 @@ class RecordLayout:
         """Return where each untagged field begins and ends, and where the record does; in steps."""
         found = {}
         for name, node in self.fields.items():
-            start, pos = pos, (yield from _skip_in_steps(node, data, pos))
+            start, is_array = pos, isinstance(node, _Array)
+            pos = (yield from _skip_in_steps(node, data, pos)) if is_array else node.skip(data, pos)
             found[name] = start, pos
         if self.tags is not None:
             pos = skip_tags(data, pos)
@@ -310,15 +311,15 @@ def seek_in_steps(layout: RecordLayout, field: str | None, data: Buffer, pos: in
     for name, node in layout.fields.items():
         if name == field:
             break
-        pos = yield from _skip_in_steps(node, data, pos)
+        is_array = isinstance(node, _Array)
+        pos = (yield from _skip_in_steps(node, data, pos)) if is_array else node.skip(data, pos)
     return pos
 
 
-def _skip_in_steps(node: Any, data: Buffer, pos: int) -> Steps[int]:
-    """Skip a field; of an array a few elements at a time, and so the arrays in these."""
-    is_short = not isinstance(node, _Array) or len(data) - pos <= _STEP_BYTES
-    if is_short or isinstance(node.element, _Fixed):
-        return int(node.skip(data, pos))
+def _skip_in_steps(node: _Array, data: Buffer, pos: int) -> Steps[int]:
+    """Skip an array, a few elements at a time, and so the arrays in these."""
+    if len(data) - pos <= _STEP_BYTES or isinstance(node.element, _Fixed):
+        return node.skip(data, pos)
     count, pos = node.count(data, pos)
     element = node.element
     for number in range(1, count + 1):
