@@ -32,7 +32,7 @@ UNANSWERED_AFTER_S = 1.0
 same time as we do, so the end of `connect_timeout` would be too late to see it."""
 
 MAX_KNOWN_BROKERS, MAX_BROKERS_BYTES = 4000, 1 << 20
-"""More than any cluster has. Clients are not told of further ones: each may cost a port."""
+"""More than any cluster has, and names. Clients are not told of others: each may cost a port."""
 
 _IPV4_AS_IPV6 = "::ffff:"
 

@@ -345,7 +345,7 @@ class FrameFlow(ABC):
                 if unread and not self._may_move(unread):
                     return OWNER if pump.flush() else WRITE
                 try:
-                    wait = pump.run(budget, end_s)
+                    wait = pump.run(budget)
                 finally:
                     moved = unread - pump.unread
                     self._moved(moved, is_whole=not pump.active)

@@ -18,7 +18,7 @@ from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import GRANT_MS
 from proxy.quota.rules import QuotaManagerSettings, Rule
-from proxy.relay import frame_flow, paced_steps
+from proxy.relay import paced_steps, pump
 from proxy.relay.pump import COPY_BYTES, SPLICE_MIN_BYTES
 from proxy.relay.requests import MAX_ASKED_BYTES, MAX_SEEN_BYTES
 from proxy.relay.topic_traffic import MAX_ASKED_TOPICS
@@ -322,7 +322,7 @@ async def test_a_request_is_charged_for_the_bytes_of_the_topic(acks, size):
 @pytest.mark.parametrize("path", ["splice", "copy"])
 async def test_a_response_of_many_topics_is_walked_in_turns(path, monkeypatch):
     """Each that a Fetch names has its place there, also those that there are not."""
-    monkeypatch.setattr(frame_flow, "FAIR_S", 0.0)
+    monkeypatch.setattr(pump, "MOST_WALK_S", 0.0)
     response = fetched(1, {f"no-{number}": 0 for number in range(20_000)})
     async with open_lab(rules=(PLENTY,), splice=path == "splice") as lab:
         turns_taken, queue = [], lab.services.paced_steps.queue

@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/queries": Budget(984, 650),
     "proxy/admin": Budget(6210, 4250),
     "proxy/config": Budget(2635, 2150),
-    "proxy/relay": Budget(6856, 4300),
+    "proxy/relay": Budget(6859, 4300),
     "proxy/usage": Budget(970, 950),
     "proxy/pipeline": Budget(3128, 2700),
     "proxy/backpressure": Budget(2526, 1950),
