@@ -22,7 +22,7 @@ from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import RateHistory
-from proxy.admin.request_times import RecentApiTimes, watch_loop_lag
+from proxy.admin.request_times import RecentKafkaApiTimes, watch_loop_lag
 from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
@@ -166,7 +166,7 @@ class Member:
             self._relay, self._services, self._store, lambda: self._secrets.certificates
         )
         self._history = RateHistory(self._quotas.measured_rates)
-        self._request_times = RecentApiTimes(self._services.times)
+        self._request_times = RecentKafkaApiTimes(self._services.times)
         self._slices = TimeSlicer()
         """For all long walks of this process."""
         self._metering = self._make_metering()

@@ -27,7 +27,7 @@ from proxy.admin.rule_documents import rule_reference, throttling_document
 from proxy.admin.sensor_rows import (
     SHOWN_CLIENTS,
     BudgetRow,
-    BudgetShares,
+    BudgetShareCalculator,
     SensorRow,
     rows_by_client,
 )
@@ -426,7 +426,7 @@ class ClientDocuments:
         return tier is not None and client is not None and tier.is_visitor(client)
 
     def _walk(self, text: str, page: PageRequest, by_client: bool) -> Iterator[FoundRows | None]:
-        found, shares, clock_ms = FoundRows(), BudgetShares(), self._clock_ms
+        found, shares, clock_ms = FoundRows(), BudgetShareCalculator(), self._clock_ms
         # The other rows are not kept: that many at once would bring on Python's full collections.
         shown = PageBuilder[ClientRows](
             page, _group_key, lambda group: _group_urgency(group, clock_ms())

@@ -147,7 +147,7 @@ def read_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, obj
     if not isinstance(document, dict):
         raise ApiError(400, "the body is not a JSON object", fix)
     if unknown := sorted(set(document) - set(keys)):
-        raise ApiError(400, f"unknown key {shown_json(unknown[0])}", f"use {', '.join(keys)}")
+        raise ApiError(400, f"unknown key {quote_json(unknown[0])}", f"use {', '.join(keys)}")
     return document
 
 
@@ -156,7 +156,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     document: dict[str, object] = {}
     for key, value in pairs:
         if key in document:
-            what = f"the key {shown_json(key)} is there twice"
+            what = f"the key {quote_json(key)} is there twice"
             raise ApiError(400, what, "remove one of the two")
         document[key] = value
     return document
@@ -172,7 +172,7 @@ def parse_field(
         raise ApiError(400, f"{key}: {error.message}", fix or error.fix) from None
 
 
-def shown_json(value: object) -> str:
+def quote_json(value: object) -> str:
     """Quote a value in a message, cut where it is long."""
     text = json.dumps(value) if not isinstance(value, dict | list) else "a collection"
     return text if len(text) <= MAX_REFUSED_CHARS else f"{text[:MAX_REFUSED_CHARS]}..."

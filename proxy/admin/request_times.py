@@ -27,7 +27,7 @@ HISTOGRAMS = "histograms"
 bucket, by part. For who adds several processes up: quantiles cannot be added."""
 
 
-class RecentApiTimes:
+class RecentKafkaApiTimes:
     """The histograms of all APIs, less what they were five minutes ago.
 
     `apis` has an object for each, with its histograms as TIME_PARTS.

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import datetime
 
 from proxy.admin.document_models import DocumentModel, RowContext, between_s, iso, picked
-from proxy.admin.replies import ApiError, parse_field, read_object, shown_json
+from proxy.admin.replies import ApiError, parse_field, quote_json, read_object
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry, make_override
 from proxy.quota.rules import QuotaPause, Rule, Share
@@ -164,7 +164,7 @@ def parse_override(keys: Mapping[str, str], body: bytes, now_s: float) -> RuleEn
     enforce = document.get("enforce")
     if enforce is not None and not isinstance(enforce, bool):
         raise ApiError(
-            400, f"enforce: {shown_json(enforce)} is not known here", "write true or false"
+            400, f"enforce: {quote_json(enforce)} is not known here", "write true or false"
         )
     until = document.get("until")
     until_s = None if until is None else _end("until", until, now_s)
@@ -186,7 +186,7 @@ def parse_throttling(
         raise ApiError(400, "the body has not exactly one of off and on", f"send {_PAUSE_EXAMPLE}")
     if document.get("on", True) is not True:
         raise ApiError(
-            400, f"on: {shown_json(document['on'])} is not true", f"send {_PAUSE_EXAMPLE}"
+            400, f"on: {quote_json(document['on'])} is not true", f"send {_PAUSE_EXAMPLE}"
         )
     keys: dict[str, object] = {key: document[key] for key in CLIENT_KEYS if key in document}
     try:
@@ -205,14 +205,14 @@ def _end(key: str, value: object, now_s: float) -> float:
         try:
             end = datetime.fromisoformat(value)
         except ValueError:
-            raise ApiError(400, f"{key}: {shown_json(value)} is not a time", _END_FIX) from None
+            raise ApiError(400, f"{key}: {quote_json(value)} is not a time", _END_FIX) from None
         if end.tzinfo is None:
-            raise ApiError(400, f"{key}: {shown_json(value)} has no zone", _END_FIX)
+            raise ApiError(400, f"{key}: {quote_json(value)} has no zone", _END_FIX)
         seconds = end.timestamp() - now_s
         if seconds <= 0:
-            raise ApiError(400, f"{key}: {shown_json(value)} is over", _END_FIX)
+            raise ApiError(400, f"{key}: {quote_json(value)} is over", _END_FIX)
         if seconds > MAX_DURATION_S:
-            raise ApiError(400, f"{key}: {shown_json(value)} is more than a year away", _END_FIX)
+            raise ApiError(400, f"{key}: {quote_json(value)} is more than a year away", _END_FIX)
         return end.timestamp()
     return now_s + parse_field(key, parse_duration, value, _END_FIX)
 
@@ -223,4 +223,4 @@ def _by(value: object) -> str | None:
     if value is None or is_name:
         return str(value) if value else None
     fix = f"write up to {MAX_BY_CHARS} printable characters"
-    raise ApiError(400, f"by: {shown_json(value)} is not a name", fix)
+    raise ApiError(400, f"by: {quote_json(value)} is not a name", fix)

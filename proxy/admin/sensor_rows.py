@@ -107,7 +107,7 @@ class _SharedBudget:
         self.guarantees = nlargest(MOST_BINDING, waited_for, key=lambda each: each[0].guaranteed)
 
 
-class BudgetShares:
+class BudgetShareCalculator:
     """The shares of all clients of budgets that are active at a time: `add` them, then `settle`.
 
     Nothing is kept of each client: that many objects would bring on Python's full collections.
@@ -262,7 +262,7 @@ class SensorRow:
 
 
 def rows_by_client(
-    quotas: QuotaManager, clock_ms: Clock, shares: BudgetShares | None = None
+    quotas: QuotaManager, clock_ms: Clock, shares: BudgetShareCalculator | None = None
 ) -> Iterator[list[SensorRow]]:
     """Yield the rows of what is one client to operators together; [] for a step without.
 
@@ -272,7 +272,7 @@ def rows_by_client(
     what clients have of budgets.
     """
     quotas.take_back(clock_ms(), are_all=True)
-    shares = BudgetShares() if shares is None else shares
+    shares = BudgetShareCalculator() if shares is None else shares
     for meter in quotas.iter_meters() if quotas.table.budgets else ():
         shares.add(meter, clock_ms())
         yield []

@@ -71,7 +71,7 @@ async def start_tls(
         return sock
     try:
         async with asyncio.timeout(timeout_s):
-            return await handshake(sock, tls, server_side=False, server_hostname=server[0])
+            return await tls_handshake(sock, tls, server_side=False, server_hostname=server[0])
     except BaseException as error:
         sock.close()
         if isinstance(error, (OSError, UnicodeError)):
@@ -79,7 +79,7 @@ async def start_tls(
         raise
 
 
-async def handshake(
+async def tls_handshake(
     sock: socket.socket,
     context: ssl.SSLContext,
     *,

@@ -106,7 +106,7 @@ class BudgetSection(HasBounds, fields.ConfigSection):
                 yield share_without_budget_problem("weight")
 
 
-def share_of(
+def budget_share_of(
     budgets: Mapping[str, Budget], of: "BudgetSection | RuleSection", guaranteed: float
 ) -> Share | None:
     """Return what a budget or the entities of a rule have of the budget that they name."""
@@ -197,7 +197,7 @@ class QuotasSection(fields.ConfigSection):
                 name=each.name,
                 bounds=each.bounds,
                 enforce=each.enforce,
-                share=share_of(made, each, guaranteed[each.name]),
+                share=budget_share_of(made, each, guaranteed[each.name]),
                 when=each.when,
                 place=place(f"quotas.budgets[{at}]"),
                 number=at,
@@ -208,7 +208,7 @@ class QuotasSection(fields.ConfigSection):
                 **rule.fields_of_keys(),
                 expected=rule.expected,
                 bounds=rule.bounds,
-                share=share_of(made, rule, rule.guaranteed or 0.0),
+                share=budget_share_of(made, rule, rule.guaranteed or 0.0),
                 adaptive=AdaptiveSettings(**adaptive) if adaptive else None,
                 when=rule.when,
                 place=place(f"quotas.rules[{number}]"),

@@ -7,8 +7,8 @@ from proxy.state import (
     MemoryStore,
     SqliteStore,
     Store,
-    copy_live_state,
     open_or_start_empty,
+    read_live_state,
 )
 
 
@@ -21,6 +21,6 @@ def open_store(config: Config, way: Bootstrap, owner: int | None = None) -> Stor
     if state.kind == "memory":
         return MemoryStore()
     if owner is not None:
-        return copy_live_state(state.path, owner)
+        return read_live_state(state.path, owner)
     opened = open_or_start_empty if state.on_damage == "start_empty" else SqliteStore
     return opened(state.path)

@@ -86,13 +86,13 @@ class FollowedClientServices:
     or a driver is answered."""
     visits: RedirectedDrivers = field(default_factory=RedirectedDrivers)
 
-    def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
+    def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedConnection":
         """See Interceptor."""
-        return FollowedClient(self, identity, node_id)
+        return FollowedConnection(self, identity, node_id)
 
 
 @dataclass(slots=True, eq=False)
-class FollowedClient:
+class FollowedConnection:
     """A client on one connection: what it reads for a query, what it writes, both or neither."""
 
     _all: FollowedClientServices
@@ -231,7 +231,7 @@ class FollowedClient:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _InterceptedFetch(UnrecordedFetch, InterceptedRequest):
-    client: FollowedClient
+    client: FollowedConnection
 
     takes_whole = False
 
@@ -273,7 +273,7 @@ class _InterceptedLookup(InterceptedRequest):
     """See InterceptQueue; not begun where `turns` is None."""
     turns: ReportScheduler | None
     """What its answer is to see all of; None when it sees nothing of reports."""
-    client: FollowedClient
+    client: FollowedConnection
     pipelines: RunningPipelines | None
     """What is to be prepared for a driver's answer; None when the client writes nothing."""
     _since_ms: float | None = None

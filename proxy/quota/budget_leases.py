@@ -244,7 +244,7 @@ class OwnerVoters:
         return self._changed_ms + VOTE_MS
 
 
-class OwnerVotes:
+class ReceivedVotes:
     """The owner's side of one slot: the votes for this process, made anew with the voters."""
 
     def __init__(self, voters: OwnerVoters) -> None:
@@ -306,7 +306,7 @@ class BudgetOwner:
         self.rate, self.guaranteed, self.free_ms = rate, guaranteed, free_ms
         self._holders: dict[str, _Holder] = {}
 
-    def answer(self, demand: Demand, votes: OwnerVotes, now_ms: float) -> RateLease | None:
+    def answer(self, demand: Demand, votes: ReceivedVotes, now_ms: float) -> RateLease | None:
         """Return the lease for a member, whose own vote is counted.
 
         None for a demand that is no later than one before, and without a majority.

@@ -63,7 +63,7 @@ Named = tuple[str | None, str | None, str | None]
 ALL_TOPICS, EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(-1, 5)
 
 
-def client_key_mismatch(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
+def rule_mismatch(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
     """Return which of a rule's keys a client has not, for people; None when it has all."""
     client_id, prefix = identity.client_id or "", keys.get("client-id-prefix", "")
     listener, user = keys.get("listener"), keys.get("user")
@@ -114,7 +114,7 @@ class QuotaPause:
 
     def fits(self, identity: ClientIdentity) -> bool:
         """Return whether the client has all of its keys."""
-        return client_key_mismatch(self.keys, identity) is None
+        return rule_mismatch(self.keys, identity) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -492,7 +492,7 @@ def _place_of(identity: ClientIdentity, rank: Rank) -> Named | None:
     )
 
 
-def budget_guarantees(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
+def guarantee_sums_by_budget(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
     """Return the budgets of rules, each before those in it, with the sums of their guarantees."""
     found: dict[str, tuple[list[int], Budget, float]] = {}
     for rule in rules:
@@ -522,7 +522,7 @@ class RuleTable:
         self._enforce = enforce
         self.pauses = tuple(pauses)
         self.rules = tuple(sorted(rules, key=lambda rule: (*rule.order, rule.number)))
-        self.budgets = budget_guarantees(self.rules)
+        self.budgets = guarantee_sums_by_budget(self.rules)
         """The budgets that they share, each before those in it, and what it guarantees in all."""
         self._by_kind = {
             kind: tuple(
@@ -606,7 +606,7 @@ class RuleTable:
         """
         considered: list[ConsideredRule] = []
         for kind, rules in self._by_kind.items():
-            reasons = [client_key_mismatch(rule.keys, identity) for rule in rules]
+            reasons = [rule_mismatch(rule.keys, identity) for rule in rules]
             mismatches = (
                 (not rules[at].names(identity), at) for at, reason in enumerate(reasons) if reason
             )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Self
 
 from .entities import QuotaKind
-from .rules import Budget, QuotaManagerSettings, Rule, Share, budget_guarantees
+from .rules import Budget, QuotaManagerSettings, Rule, Share, guarantee_sums_by_budget
 from .schedules import Schedule
 
 
@@ -99,7 +99,7 @@ def _in_force(
     for rule in sorted(settings.rules, key=lambda each: each.when is None):
         if are_in[rule.when] and is_bounded(rule):
             chosen.setdefault((*rule.keys, *rule.keys.values()), rule)
-    for each, guaranteed in budget_guarantees(chosen.values()):
+    for each, guaranteed in guarantee_sums_by_budget(chosen.values()):
         budget = known[each.name]
         if is_bounded(budget):
             share = shared(budget.share)

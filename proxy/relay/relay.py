@@ -10,7 +10,7 @@ from functools import partial
 
 from structlog import get_logger
 
-from proxy.cluster.dial import handshake, set_socket_options
+from proxy.cluster.dial import set_socket_options, tls_handshake
 from proxy.cluster.upstream import LOCAL, Address, UpstreamError
 from proxy.relay.brokers import BrokerConnector
 from proxy.relay.channel import Channel, limit_socket_buffers
@@ -227,7 +227,7 @@ class Relay:
         origin = silent.origin
         async with asyncio.timeout(self._services.limits.connect_timeout_s):
             turn = partial(self._services.handshakes.turn, origin.ip)
-            secured = await handshake(sock, tls, server_side=True, turn=turn)
+            secured = await tls_handshake(sock, tls, server_side=True, turn=turn)
         if origin.node_id is None:
             origin = replace(origin, node_id=origin.listener.node_of(sni_of(secured.tls)))
         self._begin(Channel(secured), origin, silent, user=principal_of(secured.tls))

@@ -7,7 +7,7 @@ from .kafka.kafka_store import KafkaStore
 from .kafka.slot_store import SlotStore
 from .kafka.slot_table import GroupFence
 from .probed_store import ProbedStore
-from .sqlite import SqliteStore, copy_live_state, open_or_start_empty
+from .sqlite import SqliteStore, open_or_start_empty, read_live_state
 from .state_records import JsonDataclass, RecordFormat, UnwrittenRecords
 from .store import Document, Json, MemoryStore, Record, StateError, Store
 
@@ -26,6 +26,6 @@ __all__ = [
     "StateError",
     "Store",
     "UnwrittenRecords",
-    "copy_live_state",
     "open_or_start_empty",
+    "read_live_state",
 ]

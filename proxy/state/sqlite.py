@@ -265,7 +265,7 @@ def _set_aside(path: Path) -> Path:
     return kept
 
 
-def copy_live_state(path: Path, owner: int) -> MemoryStore:
+def read_live_state(path: Path, owner: int) -> MemoryStore:
     """Return what is in a state file that process `owner` has, or will make; change nothing.
 
     Never for a file that this process has open itself: that would take the lock off it.

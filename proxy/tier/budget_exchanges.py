@@ -27,8 +27,8 @@ from proxy.quota.budget_leases import (
     Demand,
     OwnerVote,
     OwnerVoters,
-    OwnerVotes,
     RateLease,
+    ReceivedVotes,
     claim_of,
     is_sensor_idle,
 )
@@ -130,7 +130,7 @@ class BudgetLeasing:
         """What this member may lease, if others take it for the owner."""
         self._given: dict[int, OwnerVote] = {}
         """By slots, as those taken."""
-        self._taken: dict[int, OwnerVotes] = {}
+        self._taken: dict[int, ReceivedVotes] = {}
         self._voters = OwnerVoters()
         self._latest: dict[str, tuple[str, int]] = {}
         """Of each member that asks its process, and the number of its latest message."""
@@ -256,7 +256,7 @@ class BudgetLeasing:
         }
         for slot in {each.slot for each in self._leased.values()} - self._taken.keys():
             self._given[slot] = OwnerVote(self._made_ms)
-            self._taken[slot] = OwnerVotes(self._voters)
+            self._taken[slot] = ReceivedVotes(self._voters)
 
     async def _forget(self, now_ms: float) -> None:
         """Forget what is used no more here, and what nobody uses of what was leased."""
@@ -274,7 +274,7 @@ class BudgetLeasing:
         self._looked_ms = now_ms
         if stood_still:
             self._voters = OwnerVoters()
-            self._taken = {slot: OwnerVotes(self._voters) for slot in self._taken}
+            self._taken = {slot: ReceivedVotes(self._voters) for slot in self._taken}
         return stood_still
 
     async def _ask(self, owner: str, slots: Sequence[int], names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from proxy.admin.request_times import (
     KEPT_SAMPLES,
     SAMPLE_INTERVAL_MS,
     TIME_PARTS,
-    RecentApiTimes,
+    RecentKafkaApiTimes,
     quantile,
 )
 
@@ -37,7 +37,7 @@ def api() -> SimpleNamespace:
 
 def test_the_figures_are_of_the_last_five_minutes():
     fetch = api()
-    times = RecentApiTimes({"Fetch": fetch})
+    times = RecentKafkaApiTimes({"Fetch": fetch})
     for child, seconds in zip(vars(fetch).values(), (0.05, 0.0005, 0.0), strict=True):
         child.observe(seconds)
     (shown,) = times.documents()
@@ -63,4 +63,4 @@ def test_those_with_most_requests_come_first():
         for child in vars(apis[name]).values():
             for _ in range(times):
                 child.observe(0.0)
-    assert [each["api"] for each in RecentApiTimes(apis).documents()] == ["Often", "Rare"]
+    assert [each["api"] for each in RecentKafkaApiTimes(apis).documents()] == ["Often", "Rare"]

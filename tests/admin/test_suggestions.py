@@ -21,7 +21,7 @@ from proxy.quota.rules import (
     Rule,
     RuleTable,
     Share,
-    client_key_mismatch,
+    rule_mismatch,
 )
 from proxy.quota.values import parse_size
 from proxy.usage.observed_usage import ObservedUsage
@@ -135,7 +135,7 @@ async def test_executors_get_one_bound_together(world: AdminWorld, ask: Ask, tmp
     (rule,) = configured(tmp_path, text).rules
     assert (rule.client_id_prefix, rule.scope) == ("consumer-spark-kafka-source-", "shared")
     other = EXECUTOR.replace("92017897", "00000000")
-    assert client_key_mismatch(rule.keys, ClientIdentity("l", None, other)) is None
+    assert rule_mismatch(rule.keys, ClientIdentity("l", None, other)) is None
 
 
 async def test_who_has_no_rule_comes_first(unruled: AdminWorld, ask_unruled: Ask, tmp_path: Path):

@@ -12,7 +12,7 @@ from parts.updating_client import BUFFER_BYTES, NOT_REQUESTED, REQUESTED, Updati
 from relaylab import frames
 from relaylab.lab import LIMIT_S, Certificates, open_lab, turns, until
 
-from proxy.cluster.dial import handshake
+from proxy.cluster.dial import tls_handshake
 from proxy.cluster.tls_socket import (
     MOST_HANDSHAKE_BYTES,
     MOST_HELLO_BYTES,
@@ -39,7 +39,7 @@ async def connected(certificates: Certificates) -> tuple[UpdatingClient, TlsSock
     far.setblocking(False)
     near.setblocking(False)
     client = UpdatingClient(far)
-    greeting = handshake(near, certificates.server(), server_side=True)
+    greeting = tls_handshake(near, certificates.server(), server_side=True)
     _, secured = await asyncio.wait_for(asyncio.gather(client.greet(), greeting), LIMIT_S)
     return client, secured
 
@@ -54,7 +54,7 @@ async def test_a_handshake_goes_on_when_the_peer_takes_more(certificates, tmp_pa
     client.setblocking(False)
     updating = UpdatingClient(client)
     client.send(updating.hello())
-    greeting = asyncio.create_task(handshake(near, context, server_side=True))
+    greeting = asyncio.create_task(tls_handshake(near, context, server_side=True))
     await turns(20)
     await asyncio.wait_for(asyncio.gather(updating.greet(), greeting), LIMIT_S)
     updating.close()
@@ -71,7 +71,7 @@ def records_of_a_hello(size: int) -> bytes:
 async def test_a_long_hello_is_given_up_before_it_is_there(certificates):
     client, near = socket.socketpair()
     near.setblocking(False)
-    greeting = asyncio.create_task(handshake(near, certificates.server(), server_side=True))
+    greeting = asyncio.create_task(tls_handshake(near, certificates.server(), server_side=True))
     client.send(records_of_a_hello(MOST_HELLO_BYTES - 2048))
     await turns(20)
     assert not greeting.done()
@@ -87,7 +87,9 @@ async def test_no_costly_key_exchange_can_be_asked_for(certificates, group):
     near.setblocking(False)
     client.send(UpdatingClient(client, group).hello())
     with pytest.raises(ssl.SSLError, match="NO_SUITABLE"):
-        await asyncio.wait_for(handshake(near, certificates.server(), server_side=True), LIMIT_S)
+        await asyncio.wait_for(
+            tls_handshake(near, certificates.server(), server_side=True), LIMIT_S
+        )
     client.close()
 
 
@@ -105,8 +107,8 @@ async def test_a_long_chain_of_a_client_is_given_up(certificates, tmp_path, is_l
     server = certificates.server(wants_certificate=True)
     greetings = await asyncio.wait_for(
         asyncio.gather(
-            handshake(client, context, server_side=False, server_hostname="localhost"),
-            handshake(near, server, server_side=True),
+            tls_handshake(client, context, server_side=False, server_hostname="localhost"),
+            tls_handshake(near, server, server_side=True),
             return_exceptions=True,
         ),
         LIMIT_S,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from relaylab.lab import Certificates, left_open_after, open_files
 
-from proxy.cluster.dial import handshake
+from proxy.cluster.dial import tls_handshake
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.pump import SPLICE_MIN_BYTES, PipePool, Pump, WaitReason
 
@@ -69,10 +69,10 @@ def _connected(is_tls: bool, certificates: Certificates) -> tuple[Channel, Chann
         return Channel(far), Channel(near)
 
     async def greet() -> tuple[Channel, Channel]:
-        client = handshake(
+        client = tls_handshake(
             far, certificates.client(), server_side=False, server_hostname="localhost"
         )
-        server = handshake(near, certificates.server(), server_side=True)
+        server = tls_handshake(near, certificates.server(), server_side=True)
         first, second = await asyncio.gather(client, server)
         return Channel(first), Channel(second)
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import ExtensionOID, NameOID
 from relaylab.lab import LIMIT_S
 
-from proxy.cluster.dial import handshake
+from proxy.cluster.dial import tls_handshake
 from proxy.relay.tls import distinguished_name, not_after, principal_of
 
 NAMES = {"CN": "commonName", "OU": "organizationalUnitName", "O": "organizationName"}
@@ -78,8 +78,8 @@ async def test_a_client_is_known_whatever_else_its_certificate_says(certificates
         each.setblocking(False)
     both = await asyncio.wait_for(
         asyncio.gather(
-            handshake(client, context, server_side=False, server_hostname="localhost"),
-            handshake(near, certificates.server(wants_certificate=True), server_side=True),
+            tls_handshake(client, context, server_side=False, server_hostname="localhost"),
+            tls_handshake(near, certificates.server(wants_certificate=True), server_side=True),
         ),
         LIMIT_S,
     )

@@ -28,7 +28,7 @@ def send(exchange, api_key, version, **fields):
     exchange.request(parse_request_head(frame, max_request_bytes=10**6), frame)
 
 
-def handshake(exchange, mechanism, version=1):
+def tls_handshake(exchange, mechanism, version=1):
     send(exchange, SASL_HANDSHAKE, version, mechanism=mechanism)
 
 
@@ -97,7 +97,7 @@ NAMES = {  # mechanism, the client's first message, the broker's last answer, th
 def test_principal(name, version):
     mechanism, first, last, expected = NAMES[name]
     exchange = SaslExchange()
-    handshake(exchange, mechanism)
+    tls_handshake(exchange, mechanism)
     assert exchange.mechanism == mechanism.upper()
     send(exchange, SASL_AUTHENTICATE, version, auth_bytes=first)
     assert exchange.principal is None
@@ -111,7 +111,7 @@ def test_principal(name, version):
 def test_a_refused_client_has_no_name(name, version):
     mechanism, first, last, _ = NAMES[name]
     exchange = SaslExchange()
-    handshake(exchange, mechanism)
+    tls_handshake(exchange, mechanism)
     send(exchange, SASL_AUTHENTICATE, version, auth_bytes=first)
     answer(exchange, last, error=FAILED, version=version)
     assert exchange.principal is None
@@ -192,7 +192,7 @@ UNCERTAIN = {  # mechanism, a first message that Kafka refuses or another reader
 def test_a_login_without_a_certain_name_is_refused(name):
     mechanism, first = UNCERTAIN[name]
     exchange = SaslExchange()
-    handshake(exchange, mechanism)
+    tls_handshake(exchange, mechanism)
     with pytest.raises(MalformedFrame) as raised:
         send(exchange, SASL_AUTHENTICATE, 2, auth_bytes=first)
     assert raised.value.reason == "bad_body"
@@ -211,7 +211,7 @@ def test_a_login_without_a_certain_name_is_refused(name):
 )
 def test_a_login_that_no_codec_writes_is_refused(version, body):
     exchange = SaslExchange()
-    handshake(exchange, "PLAIN")
+    tls_handshake(exchange, "PLAIN")
     tags = b"\0" if version == max(VERSIONS) else b""
     head = pack(">hhih", SASL_AUTHENTICATE, version, 1, -1) + tags
     frame = pack(">i", len(head + body)) + head + body
@@ -230,7 +230,7 @@ def test_a_login_that_no_codec_writes_is_refused(version, body):
 )
 def test_tokens_that_only_their_broker_can_read_pass_without_a_name(first):
     exchange = SaslExchange()
-    handshake(exchange, "OAUTHBEARER")
+    tls_handshake(exchange, "OAUTHBEARER")
     send(exchange, SASL_AUTHENTICATE, 2, auth_bytes=first)
     answer(exchange)
     assert exchange.principal is None
@@ -238,7 +238,7 @@ def test_tokens_that_only_their_broker_can_read_pass_without_a_name(first):
 
 def test_a_token_after_a_refused_one():
     exchange = SaslExchange()
-    handshake(exchange, "OAUTHBEARER")
+    tls_handshake(exchange, "OAUTHBEARER")
     send(exchange, SASL_AUTHENTICATE, 1, auth_bytes=bearer({"sub": "alice"}))
     answer(exchange, b'{"status":"invalid_token"}')
     send(exchange, SASL_AUTHENTICATE, 1, auth_bytes=bearer({"sub": "carol"}))
@@ -249,7 +249,7 @@ def test_a_token_after_a_refused_one():
 @pytest.mark.parametrize(("extension", "name"), [("", "alice"), (",tokenauth=true", None)])
 def test_scram_in_full(extension, name):
     exchange = SaslExchange()
-    handshake(exchange, "SCRAM-SHA-256")
+    tls_handshake(exchange, "SCRAM-SHA-256")
     send(exchange, SASL_AUTHENTICATE, 2, auth_bytes=b"n,,n=alice,r=abc" + extension.encode())
     answer(exchange, b"r=abcdef,s=c2FsdA==,i=4096", version=2)
     assert exchange.principal is None
@@ -260,9 +260,9 @@ def test_scram_in_full(extension, name):
 
 def test_a_name_sent_later_is_not_taken_for_the_one_accepted():
     exchange = SaslExchange()
-    handshake(exchange, "PLAIN")
+    tls_handshake(exchange, "PLAIN")
     send(exchange, SASL_AUTHENTICATE, 1, auth_bytes=b"\0alice\0right")
-    handshake(exchange, "PLAIN")
+    tls_handshake(exchange, "PLAIN")
     send(exchange, SASL_AUTHENTICATE, 1, auth_bytes=b"\0bob\0wrong")
     answer(exchange)
     assert exchange.principal == "alice"
@@ -273,7 +273,7 @@ def test_a_name_sent_later_is_not_taken_for_the_one_accepted():
 def test_authenticating_again():
     exchange = SaslExchange()
     for name in (b"alice", b"carol"):
-        handshake(exchange, "SCRAM-SHA-256")
+        tls_handshake(exchange, "SCRAM-SHA-256")
         send(exchange, SASL_AUTHENTICATE, 1, auth_bytes=b"n,,n=" + name + b",r=abc")
         answer(exchange, b"v=x")
         assert exchange.principal == name.decode()
@@ -288,9 +288,9 @@ def test_without_handshake_there_is_no_name():
 
 def test_a_raw_exchange_is_seen():
     exchange = SaslExchange()
-    handshake(exchange, "PLAIN", version=1)
+    tls_handshake(exchange, "PLAIN", version=1)
     assert exchange.is_raw is False
-    handshake(exchange, "PLAIN", version=0)
+    tls_handshake(exchange, "PLAIN", version=0)
     assert exchange.is_raw is True
 
 
@@ -314,7 +314,7 @@ def test_malformed_handshake(version, body):
 
 def test_malformed_authenticate():
     exchange = SaslExchange()
-    handshake(exchange, "PLAIN")
+    tls_handshake(exchange, "PLAIN")
     for version in (1, 9):
         frame = pack(">ihhih", 11, SASL_AUTHENTICATE, version, 1, -1) + b"\0"
         with pytest.raises(MalformedFrame):
@@ -327,7 +327,7 @@ def test_malformed_authenticate():
 @given(mechanism=st.sampled_from(["PLAIN", SCRAM, "OAUTHBEARER"]), data=st.binary())
 def test_any_message_is_refused_or_has_a_name(mechanism, data):
     exchange = SaslExchange()
-    handshake(exchange, mechanism)
+    tls_handshake(exchange, mechanism)
     try:
         send(exchange, SASL_AUTHENTICATE, 2, auth_bytes=data)
     except MalformedFrame:
@@ -350,7 +350,7 @@ LONGEST = {  # by mechanism, of a SaslAuthenticate request
 def test_what_is_read_has_a_length_by_its_mechanism(mechanism):
     exchange = SaslExchange()
     assert exchange.max_bytes(SASL_AUTHENTICATE) == 512 << 10
-    handshake(exchange, mechanism)
+    tls_handshake(exchange, mechanism)
     assert exchange.max_bytes(SASL_AUTHENTICATE) == LONGEST[mechanism]
     assert exchange.max_bytes(SASL_HANDSHAKE) == 512 << 10
 
@@ -374,7 +374,7 @@ def test_parts_are_counted_before_they_are_taken_apart(name, monkeypatch):
     monkeypatch.setattr("json.loads" if is_in_token else "proxy.wire.sasl._pairs", reads)
     mechanism, first = COSTLY[name]
     exchange = SaslExchange()
-    handshake(exchange, mechanism)
+    tls_handshake(exchange, mechanism)
     with pytest.raises(MalformedFrame) as refusal:
         send(exchange, SASL_AUTHENTICATE, 1, auth_bytes=first)
     assert refusal.value.reason == "bad_body"
@@ -390,7 +390,7 @@ GROUPS = {
 def test_a_user_may_be_in_many_groups(groups):
     message = bearer({"sub": "alice", "groups": GROUPS[groups]})
     exchange = SaslExchange()
-    handshake(exchange, "OAUTHBEARER")
+    tls_handshake(exchange, "OAUTHBEARER")
     assert 50_000 < len(message) < exchange.max_bytes(SASL_AUTHENTICATE)
     send(exchange, SASL_AUTHENTICATE, 1, auth_bytes=message)
     answer(exchange)

@@ -30,8 +30,8 @@ from proxy.admin.commands.top_tables import (
     WARNING,
     draw_table,
     draw_view,
+    order_in_force,
     print_at_width,
-    table_order,
 )
 from proxy.admin.document_models import Column, printable
 from proxy.admin.peers.peer_routes import TIER_PATH
@@ -82,7 +82,7 @@ def _watch(client: AdminPortClient, status: Document, console: Console) -> None:
         while True:
             rows = console.height - FRAME_LINES
             shown = draw_view(status, order, console.width, rows, (view,))
-            help_line = Text(f"{view} sorted by {table_order(view, order)}   {HELP}", "dim")
+            help_line = Text(f"{view} sorted by {order_in_force(view, order)}   {HELP}", "dim")
             help_line.no_wrap, help_line.overflow = True, "crop"
             live.update(Group(shown, Text(lost, "bold red"), help_line), refresh=True)
             key = key_within(max(0.0, next_s - time.monotonic()))

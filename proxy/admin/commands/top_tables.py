@@ -74,7 +74,7 @@ def sorted_clients(quotas: Sequence[Document], order: str) -> list[list[Document
     return clients
 
 
-def table_order(view: str, order: str) -> str:
+def order_in_force(view: str, order: str) -> str:
     """Return how a table is sorted: other than clients only by name, or the urgent ones first."""
     return order if view == CLIENTS or order == "name" else "urgency"
 
@@ -297,7 +297,7 @@ def _queries(status: Document, order: str, width: int, rows: int | None) -> _Dra
 
 
 def _by_name(documents: Sequence[Document], view: str, order: str) -> list[Document]:
-    if table_order(view, order) == "name":
+    if order_in_force(view, order) == "name":
         return sorted(documents, key=lambda document: str(document["name"]))
     return list(documents)
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-from proxy.cluster.dial import handshake
+from proxy.cluster.dial import tls_handshake
 from proxy.cluster.tls_socket import TlsSocket
 from proxy.config.models import AdminSection
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
@@ -128,7 +128,7 @@ class AdminTransport(asyncio.Transport):
         try:
             if (tls := self._port.tls) is not None:
                 turn = partial(self._port.steps.turn, self.address)
-                self._sock = await handshake(self._sock, tls, server_side=True, turn=turn)
+                self._sock = await tls_handshake(self._sock, tls, server_side=True, turn=turn)
                 self._channel = Channel(self._sock)
                 self._about["sslcontext"] = tls
             self._about |= {"peername": self._sock.getpeername(), "socket": self._sock}

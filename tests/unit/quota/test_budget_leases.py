@@ -26,8 +26,8 @@ from proxy.quota.budget_leases import (
     Demand,
     OwnerVote,
     OwnerVoters,
-    OwnerVotes,
     RateLease,
+    ReceivedVotes,
 )
 from proxy.quota.shares import Claim, divide_fairly
 
@@ -49,7 +49,7 @@ class Process:
     """One that may lease the budget."""
 
     owner: BudgetOwner
-    votes: OwnerVotes = field(default_factory=lambda: OwnerVotes(OwnerVoters()))
+    votes: ReceivedVotes = field(default_factory=lambda: ReceivedVotes(OwnerVoters()))
     looked_ms: float = 0.0
     view: int = 0
     """The number of the one that it has heard of."""
@@ -60,7 +60,7 @@ class Process:
         self.looked_ms = now_ms
         if stood_still:
             members = self.votes.voters.members
-            self.votes = OwnerVotes(OwnerVoters())
+            self.votes = ReceivedVotes(OwnerVoters())
             self.votes.voters.use(members, now_ms)
         return not stood_still
 
@@ -404,8 +404,8 @@ def test_a_member_asks_another_owner_when_its_vote_is_over():
     assert vote.give("p", 2 * VOTE_MS + 5.0)
 
 
-def votes_of(member: str, at_ms: float) -> OwnerVotes:
-    votes = OwnerVotes(OwnerVoters())
+def votes_of(member: str, at_ms: float) -> ReceivedVotes:
+    votes = ReceivedVotes(OwnerVoters())
     votes.voters.use(frozenset(member), at_ms - VOTE_MS)
     votes.take(member, at_ms)
     return votes

@@ -10,7 +10,7 @@ from test_budgets import ADHOC, ANALYTICS, END_MS, RATE, World, etl, rule
 
 from proxy.admin.client_documents import BUDGET
 from proxy.admin.document_models import RowContext
-from proxy.admin.sensor_rows import BudgetShares, rows_by_client
+from proxy.admin.sensor_rows import BudgetShareCalculator, rows_by_client
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import Budget, QuotaManagerSettings, QuotaPause, Rule, RuleTable, Share
 
@@ -28,7 +28,7 @@ class Rows:
         def clock_ms():
             return world.loop.now_ms
 
-        shares = BudgetShares()
+        shares = BudgetShareCalculator()
         self.all = list(views(rows_by_client(world.quotas, clock_ms, shares), clock_ms))
         self.by_client = {
             row.entity.partition("=")[2]: row for row in self.all if row.kind is CONSUMER

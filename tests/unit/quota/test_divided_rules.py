@@ -16,8 +16,8 @@ from proxy.quota.budget_leases import (
     Demand,
     InnerClaim,
     OwnerVoters,
-    OwnerVotes,
     RateLease,
+    ReceivedVotes,
     claim_of,
     is_sensor_idle,
 )
@@ -85,7 +85,7 @@ class Tier:
         self.loop = ClosedLoop(QuotaWorld(SLOW).quotas)
         self.owner, self.votes, self.numbers = (
             BudgetOwner(RATE, 0.0),
-            OwnerVotes(OwnerVoters()),
+            ReceivedVotes(OwnerVoters()),
             itertools.count(1),
         )
         self.members = [Member(self, f"m{at}") for at in range(members)]

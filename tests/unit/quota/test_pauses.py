@@ -8,7 +8,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import MAX_PAUSES, OVERRIDES, PAUSES, RuleRegistry, make_override
-from proxy.quota.rules import QuotaManagerSettings, QuotaPause, Rule, RuleTable, client_key_mismatch
+from proxy.quota.rules import QuotaManagerSettings, QuotaPause, Rule, RuleTable, rule_mismatch
 from proxy.state import MemoryStore, Record, StateError
 
 CONSUMER, PRODUCER, *_ = QuotaKind
@@ -46,7 +46,7 @@ def rules(draw: st.DrawFn) -> Rule:
 def test_a_pause_is_for_the_same_clients_as_a_rule_with_its_keys(asked, client):
     named = {key.replace("-", "_"): value for key, value in asked.items()}
     rule = Rule(**named, bounds={CONSUMER: MB})
-    assert QuotaPause(asked, 0.0).fits(client) is (client_key_mismatch(rule.keys, client) is None)
+    assert QuotaPause(asked, 0.0).fits(client) is (rule_mismatch(rule.keys, client) is None)
 
 
 @given(clients)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.state import SqliteStore, StateError, copy_live_state
+from proxy.state import SqliteStore, StateError, read_live_state
 
 OWNER = """
 import sys
@@ -45,7 +45,7 @@ def test_all_that_the_owner_has_written_is_seen_and_its_lock_stays(path):
     with owned(path) as owner:
         files = {each: each.read_bytes() for each in path.parent.iterdir()}
         assert len(files) == 2
-        store = copy_live_state(path, owner.pid)
+        store = read_live_state(path, owner.pid)
         assert len(store.items("a/")) == 200
         with pytest.raises(StateError, match="in use"):
             SqliteStore(path)
@@ -58,14 +58,14 @@ def test_a_file_that_another_process_has(path):
     with owned(path) as owner:
         message = rf"is in use by process {owner.pid}, and not by process {os.getpid()}\n    fix: "
         with pytest.raises(StateError, match=message):
-            copy_live_state(path, os.getpid())
+            read_live_state(path, os.getpid())
 
 
 def test_a_file_that_is_not_there_or_empty(path):
-    assert copy_live_state(path, 1).items("") == []
+    assert read_live_state(path, 1).items("") == []
     assert not path.exists()
     path.touch()
-    assert copy_live_state(path, 1).items("") == []
+    assert read_live_state(path, 1).items("") == []
     assert path.read_bytes() == b""
 
 
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_refused_under_its_own_name(path, damage):
     content = damage + path.read_bytes()[len(damage) :]
     path.write_bytes(content)
     with pytest.raises(StateError, match="is not a state file") as caught:
-        copy_live_state(path, 1)
+        read_live_state(path, 1)
     assert str(path) in caught.value.what
     assert path.read_bytes() == content
 
@@ -84,4 +84,4 @@ def test_a_damaged_file_is_refused_under_its_own_name(path, damage):
 def test_a_place_that_cannot_be_looked_at(path):
     path.mkdir()
     with pytest.raises(StateError, match=r"cannot be looked at: .*\n    fix: let quota-proxy"):
-        copy_live_state(path, 1)
+        read_live_state(path, 1)
