@@ -111,7 +111,8 @@ class Relay:
     def _follow_next(self) -> None:
         if self._following:
             connection = self._following.pop()
-            self._services.paced_steps.queue(self._follow_next)
+            if self._following:
+                self._services.paced_steps.queue(self._follow_next)
             connection.follow_changes()
 
     def close_draining(self) -> None:

@@ -188,7 +188,8 @@ def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -
         run_generator(
             _edit(API_VERSIONS, version, message, no_address, passes_unknown=passes_unknown)
         )
-        return None if message.frame() is frame else bytes(message.frame())
+        capped = message.frame()
+    return None if capped is frame else bytes(capped)
 
 
 def no_address(_node_id: int, _host: str, _port: int) -> None:
@@ -250,9 +251,9 @@ class _Rewritten:
     def frame(self) -> Buffer:
         """Return a frame, or its first bytes, with its length in place, as `whole`."""
         changed = self.whole()
-        if self.read:
+        if changed is self.written:
             (length,) = INT32.unpack_from(self.data)
-            INT32.pack_into(self.written, 0, length + len(changed) - len(self.data))
+            INT32.pack_into(changed, 0, length + len(changed) - len(self.data))
         return changed
 
 
