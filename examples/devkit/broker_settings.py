@@ -103,11 +103,20 @@ class BrokerSettings:
         # Within a line, JSON's escapes are those of a Java properties file.
         return "".join(f"{key}={json.dumps(value)[1:-1]}\n" for key, value in values.items())
 
+    def meta_text(self) -> str:
+        """Return the content of `meta.properties` for a new storage, with a random id of it."""
+        ids = {"cluster.id": self.quorum.cluster_id, "directory.id": new_cluster_id()}
+        values = {"version": "1", "node.id": str(self.node_id), **ids}
+        return "".join(f"{key}={value}\n" for key, value in values.items())
+
     @property
     def _is_controller(self) -> bool:
         return self.quorum.controller_id == self.node_id
 
 
 def new_cluster_id() -> str:
-    """Return a random UUID in URL-safe base64, as Kafka wants it; it begins as no option does."""
+    """Return a random UUID in URL-safe base64, as Kafka wants it; it begins as no option does.
+
+    Good as the id of a storage, too.
+    """
     return "K" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:].rstrip("=")

@@ -89,6 +89,12 @@ def test_file(parts: dict[str, Any], expected: dict[str, str], ports: tuple[int,
     assert made.ports == ports
 
 
+def test_each_storage_has_an_id_of_its_own() -> None:
+    first, second = (read(settings(node_id=2).meta_text()) for _ in range(2))
+    assert first.pop("directory.id") != second.pop("directory.id")
+    assert first == second == {"version": "1", "node.id": "2", "cluster.id": "cluster"}
+
+
 @pytest.mark.parametrize(
     "users",
     [{"a b": "x"}, {"a": 'x";'}, {"": "x"}, {"a": ""}],
