@@ -37,9 +37,16 @@ gc.disable()  # until the tests are collected: of these objects none is garbage
 ANSWER_TIMEOUT_S = 30
 CLEAN_UP_TIMEOUT_S = 200
 SASL_USERS = {"alice": "alice-secret", "bob": "bob.secret"}
-CALM = {"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "9000"}
-"""Kafka's own, for a broker that nobody kills: with those of `EmbeddedBroker` one that rests takes
-twice the time of a processor."""
+CALM = {
+    "broker.heartbeat.interval.ms": "2000",
+    "broker.session.timeout.ms": "9000",
+    "log.cleaner.backoff.ms": "60000",
+    "replica.high.watermark.checkpoint.interval.ms": "60000",
+}
+"""For a broker that nobody kills. The first two are Kafka's own: with those of `EmbeddedBroker` one
+that rests takes twice the time of a processor. The others look at each partition, 15 s and 5 s
+apart by default: half of what a broker does at rest that has the topics of all tests.
+"""
 
 CHAINS = {
     "queries": re.compile(
