@@ -9,7 +9,7 @@ their normal rates. No rate has to settle first.
 import math
 from collections import deque
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.wire.topic_partition import TopicPartition
 
@@ -32,6 +32,7 @@ class BatchLimit:
     """Part of a sentence, for people."""
 
 
+@dataclass(slots=True, eq=False)
 class UnreportedBatchCounter:
     """The plans of one query. Totals are offsets, added up over its partitions.
 
@@ -39,15 +40,12 @@ class UnreportedBatchCounter:
     each time that the driver asks again the batch before is done, though its report may be late.
     """
 
-    __slots__ = ("_earlier", "_looked_up", "limit")
-
-    def __init__(self) -> None:
-        self.limit: BatchLimit | None = None
-        """Of the latest; None: no bound."""
-        self._looked_up: set[TopicPartition] = set()
-        """What the driver has looked up, for the plan that it makes or carries out."""
-        self._earlier: deque[int] = deque(maxlen=MAX_LATE)
-        """What was told in all with each plan before that one; ascending."""
+    limit: BatchLimit | None = None
+    """Of the latest; None: no bound."""
+    _looked_up: set[TopicPartition] = field(default_factory=set)
+    """What the driver has looked up, for the plan that it makes or carries out."""
+    _earlier: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_LATE))
+    """What was told in all with each plan before that one; ascending."""
 
     def look_up(self, partitions: Set[TopicPartition], offered: int) -> bool:
         """Record that the driver, told `offered` in all, asks for ends; return if for another plan.

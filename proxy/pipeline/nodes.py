@@ -289,17 +289,15 @@ class NodeController:
         return True
 
 
+@dataclass(slots=True, eq=False)
 class RateMeter:
     """Turns a count that only grows into rates over an interval."""
 
-    __slots__ = ("_start_ms", "_start_total", "interval_ms", "rate")
-
-    def __init__(self, interval_ms: float) -> None:
-        self.interval_ms = interval_ms
-        self.rate: float | None = None
-        """Per second, over the last whole interval; None before the first."""
-        self._start_total = math.nan
-        self._start_ms = 0.0
+    interval_ms: float
+    rate: float | None = None
+    """Per second, over the last whole interval; None before the first."""
+    _start_total: float = math.nan
+    _start_ms: float = 0.0
 
     def read(self, total: float, now_ms: float) -> float | None:
         """Add a reading; return the rate when it completes an interval, else None."""

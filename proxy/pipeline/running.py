@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Set
+from dataclasses import InitVar, dataclass, field
 
 from structlog import get_logger
 
@@ -62,51 +63,43 @@ _NOT_TAKEN_UP = "state of a pipeline not taken up"
 _log = get_logger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class RunningPipelines:
-    """The pipelines of this member; stages are held by `backpressure`, producers by `quotas`.
+    """The pipelines of this member; stages are held by backpressure, producers by quotas."""
 
-    `on_change` is called when there is something to write: see `unwritten`.
-    """
+    pipelines: InitVar[Iterable[PipelineSettings]]
+    _registry: QueryRegistry
+    _backpressure: Backpressure
+    _quotas: QuotaManager
+    _instruments: Instruments
+    on_change: Callable[[], None]
+    """Called when there is something to write: see `unwritten`."""
+    clock_ms: Callable[[], float] = clock_ms
+    clock_s: Callable[[], float] = time.time
+    unwritten: UnwrittenRecords = field(default_factory=UnwrittenRecords)
+    running: dict[str, RunningPipeline] = field(default_factory=dict)
+    """By name; for reading."""
+    stages: dict[str, Stage] = field(default_factory=dict)
+    """By the queries and client ids that are these stages; for reading."""
+    store: Store | None = None
+    """Where the state of the flow is read again; None while it is closed."""
+    generation: int = 0
+    """Changes whenever `follows` may give another answer."""
+    _settings: dict[str, PipelineSettings] = field(default_factory=dict)
+    """Of all that are configured, whoever owns them."""
+    _owns: Ownership | None = None
+    """None: nothing is taken up so far."""
+    _sources: dict[str, list[SourceProducer]] = field(default_factory=dict)
+    """By client id."""
+    _ends: dict[TopicPartition, int] = field(default_factory=dict)
+    """The log end of each partition that was known at the last tick."""
+    _arrived: dict[str, int] = field(default_factory=dict)
+    """By topic: what has arrived since it became known."""
+    _reapply_ms: float = field(init=False)
 
-    def __init__(
-        self,
-        pipelines: Iterable[PipelineSettings],
-        registry: QueryRegistry,
-        backpressure: Backpressure,
-        quotas: QuotaManager,
-        instruments: Instruments,
-        *,
-        on_change: Callable[[], None],
-        clock_ms: Callable[[], float] = clock_ms,
-        clock_s: Callable[[], float] = time.time,
-    ) -> None:
-        self.unwritten = UnwrittenRecords()
-        self._clock_ms = clock_ms
-        self._clock_s = clock_s
-        self._registry = registry
-        self._backpressure = backpressure
-        self._quotas = quotas
-        self._instruments = instruments
-        self._on_change = on_change
-        self._settings: dict[str, PipelineSettings] = {}
-        """Of all that are configured, whoever owns them."""
-        self._owns: Ownership | None = None
-        """None: nothing is taken up so far."""
-        self.running: dict[str, RunningPipeline] = {}
-        """By name; for reading."""
-        self.stages: dict[str, Stage] = {}
-        """By the queries and client ids that are these stages; for reading."""
-        self._sources: dict[str, list[SourceProducer]] = {}
-        """By client id."""
-        self._ends: dict[TopicPartition, int] = {}
-        """The log end of each partition that was known at the last tick."""
-        self._arrived: dict[str, int] = {}
-        """By topic: what has arrived since it became known."""
-        self.store: Store | None = None
-        """Where the state of the flow is read again; None while it is closed."""
-        self._reapply_ms = clock_ms() + REAPPLY_MS
-        self.generation = 0
-        """Changes whenever `follows` may give another answer."""
+    def __post_init__(self, pipelines: Iterable[PipelineSettings]) -> None:
+        """Follow these pipelines, of which none is taken up so far."""
+        self._reapply_ms = self.clock_ms() + REAPPLY_MS
         self.update(pipelines)
 
     def update(self, pipelines: Iterable[PipelineSettings]) -> None:
@@ -116,9 +109,9 @@ class RunningPipelines:
             self._drop(self.running.pop(name))
         for name, pipeline in self.running.items():
             if pipeline.graph.settings != self._settings[name]:
-                pipeline.reload(PipelineGraph(self._settings[name]), self._clock_ms())
+                pipeline.reload(PipelineGraph(self._settings[name]), self.clock_ms())
         self._make_owned()
-        self._on_change()
+        self.on_change()
 
     def assign(
         self, records: Iterable[Record], owns: Ownership, *, is_handed_over: bool = True
@@ -138,7 +131,7 @@ class RunningPipelines:
                 self.unwritten.mark_deleted(record.key)
                 problem = f"{record.key}: there is no such pipeline any more; deleted"
                 _log.warning(_NOT_TAKEN_UP, problem=problem)
-        now_ms = self._clock_ms()
+        now_ms = self.clock_ms()
         for pipeline in self._make_owned():
             of_it = found[pipeline.name]
             for problem in pipeline.assign(of_it, now_ms, is_handed_over=is_handed_over):
@@ -160,13 +153,13 @@ class RunningPipelines:
     def lost_sight(self) -> None:
         """Record that others may have served the clients of pipelines up to now."""
         for pipeline in self.running.values():
-            pipeline.completion.lost_sight(self._clock_ms())
+            pipeline.completion.lost_sight(self.clock_ms())
 
     async def reapply(self) -> None:
         """Read the state of the flow again, at a fixed period."""
-        if self._clock_ms() < self._reapply_ms or self.store is None or not self.running:
+        if self.clock_ms() < self._reapply_ms or self.store is None or not self.running:
             return
-        self._reapply_ms = self._clock_ms() + REAPPLY_MS
+        self._reapply_ms = self.clock_ms() + REAPPLY_MS
         names = list(self.running)  # others may come and go meanwhile
         try:
             records = await asyncio.to_thread(self.store.items, FLOW_RECORDS.prefix)
@@ -174,7 +167,7 @@ class RunningPipelines:
             _log.error("state of pipelines not read", error=str(error))
             return
         for each in filter(None, map(self.running.get, names)):
-            each.load(records, self._clock_ms())
+            each.load(records, self.clock_ms())
 
     def follows(self, client_id: str) -> bool:
         """Return whether what a client writes is of interest."""
@@ -207,7 +200,7 @@ class RunningPipelines:
         if report.batch is None or stage is None:
             return set()
         pipeline = self.running[stage.pipeline]
-        started_ms = self._clock_ms() - report.age_ms - (report.batch.execution_ms or 0)
+        started_ms = self.clock_ms() - report.age_ms - (report.batch.execution_ms or 0)
         is_lost = pipeline.completion.is_recovering(stage.name, started_ms)
         return set(pipeline.known_ends(stage)) if is_lost else set()
 
@@ -217,7 +210,7 @@ class RunningPipelines:
             self.generation += 1  # the query may have another name now
         stage = self._stage_named(accepted.query.client_id, accepted.query.name)
         if stage and self.running[stage.pipeline].reported(stage, accepted, ends, now_ms):
-            self._on_change()
+            self.on_change()
 
     def shown(self) -> MetricRows:
         """List the rows of OF_PIPELINES."""
@@ -234,12 +227,12 @@ class RunningPipelines:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self.tick(self._clock_ms())
+                self.tick(self.clock_ms())
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error", about="pipelines", exc_info=error)
             await self.reapply()
             if self.unwritten:
-                self._on_change()
+                self.on_change()
 
     def tick(self, now_ms: float) -> None:
         """Do what is due by what is measured, and hold and release accordingly."""
@@ -289,8 +282,8 @@ class RunningPipelines:
             RunningPipeline(
                 *(PipelineGraph(settings), self._registry, self._backpressure, self._quotas),
                 self.unwritten,
-                now_ms=self._clock_ms(),
-                now_s=self._clock_s(),
+                now_ms=self.clock_ms(),
+                now_s=self.clock_s(),
             )
             for name, settings in self._settings.items()
             if name not in self.running and owns is not None and owns.pipeline(name)
@@ -301,7 +294,7 @@ class RunningPipelines:
 
     def _leave(self, pipeline: RunningPipeline) -> None:
         """Hold nobody for a pipeline that is gone, or another member's."""
-        pipeline.release(self._clock_ms())
+        pipeline.release(self.clock_ms())
         self._count_ended(pipeline)
 
     def _drop(self, pipeline: RunningPipeline) -> None:
@@ -312,7 +305,7 @@ class RunningPipelines:
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
         # No other may take its records up, also what is just being written.
-        completion.clear(self._clock_ms())
+        completion.clear(self.clock_ms())
         for node in pipeline.nodes.values():
             node.begin()
             self.unwritten.mark_removed(node)

@@ -3,6 +3,7 @@
 import math
 from array import array
 from bisect import bisect_right
+from dataclasses import dataclass, field
 
 CUT_CONFIRM_MS = 1000.0
 """How long the log must be seen to end below what is known before that is believed."""
@@ -25,6 +26,7 @@ def max_end_age_ms(silent_ms: float) -> float:
     return max(MIN_END_AGE_MS, silent_ms / SILENCE_PER_AGE)
 
 
+@dataclass(slots=True, eq=False)
 class LogEndHistory:
     """When the end of a log was where: samples of (time, log end), linear between them.
 
@@ -33,11 +35,8 @@ class LogEndHistory:
     one goes and the first and the last stay: old times become coarse, none is cut off.
     """
 
-    __slots__ = ("_ends", "_times_ms")
-
-    def __init__(self) -> None:
-        self._times_ms = array("d")
-        self._ends = array("q")
+    _times_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    _ends: "array[int]" = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
         return len(self._ends)

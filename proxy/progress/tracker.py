@@ -103,24 +103,22 @@ class ReadCursor:
     out_of_range: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class QueryReader:
     """One connection of a query, as it reads partitions, all of them in one fetch session at most.
 
     What was delivered is known from the end of an answer, where that could be read, and otherwise
     from the next position: a client that asked from A, got records and then asks from X was given
-    all between. One that got none has only moved. `node_id` is the broker's; None when not
-    known.
+    all between. One that got none has only moved.
     """
 
-    __slots__ = ("_cursors", "_node_id", "_query", "fetched_logs", "size")
-
-    def __init__(self, query: FollowedQuery, node_id: int | None = None) -> None:
-        self._query = query
-        self._node_id = node_id
-        self._cursors: dict[str, dict[int, ReadCursor]] = {}
-        self.fetched_logs = FetchedLogOffsets()
-        self.size = 0
-        """How many partitions are known."""
+    _query: FollowedQuery
+    _node_id: int | None = None
+    """The broker's; None when not known."""
+    _cursors: dict[str, dict[int, ReadCursor]] = field(default_factory=dict)
+    fetched_logs: FetchedLogOffsets = field(default_factory=FetchedLogOffsets)
+    size: int = 0
+    """How many partitions are known."""
 
     def fetch_asked(
         self,

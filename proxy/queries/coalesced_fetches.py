@@ -12,18 +12,16 @@ ROW_BYTES = 256
 """About what a FetchedPartition takes."""
 
 
+@dataclass(slots=True, eq=False)
 class CoalescedFetchRecorder:
     """Those of one connection that wait to be recorded."""
 
-    __slots__ = ("_answered", "_asked", "_unshown")
-
-    def __init__(self, unshown: InterceptQueue) -> None:
-        """`unshown` has them recorded soon."""
-        self._unshown = unshown
-        self._answered: UnrecordedFetch | None = None
-        """The last one, with all those that it stands for."""
-        self._asked: UnrecordedFetch | None = None
-        """Reads on from there, and has no response yet."""
+    _unshown: InterceptQueue
+    """Has them recorded soon."""
+    _answered: "UnrecordedFetch | None" = None
+    """The last one, with all those that it stands for."""
+    _asked: "UnrecordedFetch | None" = None
+    """Reads on from there, and has no response yet."""
 
     def asked(self, fetch: "UnrecordedFetch") -> None:
         """Record a request that was sent on; later if it reads on from what waits."""

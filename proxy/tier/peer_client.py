@@ -65,23 +65,16 @@ class PeerDownError(PeerError):
     """Nobody listens at a member's port."""
 
 
+@dataclass(slots=True, eq=False)
 class PeerClient:
-    """The connections of one member to the others, which are opened as they are needed.
+    """The connections of one member to the others, which are opened as they are needed."""
 
-    `token` is shown to them, that of `admin.token_file`, which all have. `tls` is for URLs with
-    https; None: the system's authorities are trusted.
-    """
-
-    def __init__(
-        self,
-        token: str | None = None,
-        tls: ssl.SSLContext | None = None,
-        most_bytes: int = MAX_MEMBER_BYTES,
-    ) -> None:
-        self._most_bytes = most_bytes
-        self.token, self.tls = token, tls
-        """May be replaced at any time."""
-        self._session: aiohttp.ClientSession | None = None
+    token: str | None = None
+    """Shown to them: that of `admin.token_file`, which all have. May be replaced at any time."""
+    tls: ssl.SSLContext | None = None
+    """The same, for URLs with https; None: the system's authorities are trusted."""
+    _most_bytes: int = MAX_MEMBER_BYTES
+    _session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         """Break off all requests, and close all connections."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from structlog import get_logger
 
@@ -33,6 +34,22 @@ FIX = "see that advertised_host leads to one member each, and that the network l
 _log = get_logger(__name__)
 
 
+async def _connect(address: Address) -> str:
+    """Return the IP address where a member is reached. Raises OSError, with why it is not."""
+    host, port = address
+    try:
+        async with asyncio.timeout(CONNECT_LIMIT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        raise OSError(f"{host}:{port}: no answer in {CONNECT_LIMIT_S:g} s") from None
+    except OSError as error:
+        raise OSError(f"{host}:{port}: {error.strerror or error}") from None
+    ip: str = writer.get_extra_info("peername")[0]
+    writer.close()
+    return ip
+
+
+@dataclass(slots=True, eq=False)
 class ReachabilityProbe:
     """Tries a data port of each member once when it is new, and again while it cannot be reached.
 
@@ -40,24 +57,20 @@ class ReachabilityProbe:
     comes back with another IP address behind its name counts as reached SETTLE_S later.
     """
 
-    def __init__(
-        self,
-        silent: Callable[[], Collection[str]],
-        on_change: Callable[[], None],
-        connect: Callable[[Address], Awaitable[str]] | None = None,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`silent` gives the members that do not answer; `on_change` is called with news."""
-        self._silent, self._on_change = silent, on_change
-        self._connect, self._clock_s = connect or _connect, clock_s
-        self._members: Mapping[Address, str] = {}
-        self._found: dict[Address, str | None] = {}
-        """Why each that was tried is not reached; None: it is."""
-        self._ips: dict[Address, str] = {}
-        """Where each address led last, also of members that are away."""
-        self._settled_s: dict[Address, float] = {}
-        """When addresses are settled that lead elsewhere than before."""
-        self._is_new = asyncio.Event()
+    _silent: Callable[[], Collection[str]]
+    """Gives the members that do not answer."""
+    _on_change: Callable[[], None]
+    """Called with news."""
+    _connect: Callable[[Address], Awaitable[str]] = _connect
+    _clock_s: Callable[[], float] = time.monotonic
+    _members: Mapping[Address, str] = field(default_factory=dict)
+    _found: dict[Address, str | None] = field(default_factory=dict)
+    """Why each that was tried is not reached; None: it is."""
+    _ips: dict[Address, str] = field(default_factory=dict)
+    """Where each address led last, also of members that are away."""
+    _settled_s: dict[Address, float] = field(default_factory=dict)
+    """When addresses are settled that lead elsewhere than before."""
+    _is_new: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def warning(self) -> str | None:
@@ -153,18 +166,3 @@ class ReachabilityProbe:
             self._settled_s[at] = self._clock_s() + SETTLE_S
             text = "the address of a member has changed: it gets clients when resolvers know that"
             _log.info(text, member=self._members[at], was=before, now=ip, in_s=SETTLE_S)
-
-
-async def _connect(address: Address) -> str:
-    """Return the IP address where a member is reached. Raises OSError, with why it is not."""
-    host, port = address
-    try:
-        async with asyncio.timeout(CONNECT_LIMIT_S):
-            _, writer = await asyncio.open_connection(host, port)
-    except TimeoutError:
-        raise OSError(f"{host}:{port}: no answer in {CONNECT_LIMIT_S:g} s") from None
-    except OSError as error:
-        raise OSError(f"{host}:{port}: {error.strerror or error}") from None
-    ip: str = writer.get_extra_info("peername")[0]
-    writer.close()
-    return ip

@@ -8,6 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Any
 
@@ -53,22 +54,22 @@ WARN_AGAIN_S = 300.0
 _log = get_logger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class LoadMeter:
     """The loads of one member's slots, as averages over some AVERAGE_S."""
 
-    def __init__(self) -> None:
-        self.loads: dict[int, SlotLoad] = {}
-        """By slot; of others there is nothing to tell."""
-        self.announced: Mapping[int, SlotLoad] = {}
-        """What the others are told, until there is news: the loads of slots that this member has
-        had for long enough, also where it is none."""
-        self._since_s: dict[int, float] = {}
-        """Since when each slot of this member is measured, by the keys in force."""
-        self.clients: dict[int, list[str]] = {}
-        """Names of the biggest clients of slots that take much, the biggest one first."""
-        self._slot_of: object = None
-        self._at_s = math.nan
-        self._cpu_s = 0.0
+    loads: dict[int, SlotLoad] = field(default_factory=dict)
+    """By slot; of others there is nothing to tell."""
+    announced: Mapping[int, SlotLoad] = field(default_factory=dict)
+    """What the others are told, until there is news: the loads of slots that this member has had
+    for long enough, also where it is none."""
+    clients: dict[int, list[str]] = field(default_factory=dict)
+    """Names of the biggest clients of slots that take much, the biggest one first."""
+    _since_s: dict[int, float] = field(default_factory=dict)
+    """Since when each slot of this member is measured, by the keys in force."""
+    _slot_of: object = None
+    _at_s: float = math.nan
+    _cpu_s: float = 0.0
 
     def measuring(
         self,
@@ -164,24 +165,18 @@ def _title(client: ClientIdentity) -> str:
     return f"{user}client-id={client.client_id or ''}"
 
 
+@dataclass(slots=True, eq=False)
 class SlotLoadMonitor:
-    """Measures the loads of the slots that `ownership` has, by what `connections` move.
+    """Measures the loads of the slots that this member has, by what its connections move."""
 
-    When they are not what the group knows of them `request_rebalance` is called.
-    """
-
-    def __init__(
-        self,
-        ownership: SlotOwnership,
-        slices: TimeSlicer,
-        connections: ConnectionList,
-        request_rebalance: Callable[[], None],
-    ) -> None:
-        self._ownership, self._slices, self._connections = ownership, slices, connections
-        self._request_rebalance = request_rebalance
-        self.meter = LoadMeter()
-        self._warned_s: dict[int, float] = {}
-        """When a slot was overloaded last."""
+    _ownership: SlotOwnership
+    _slices: TimeSlicer
+    _connections: ConnectionList
+    _request_rebalance: Callable[[], None]
+    """Called when the loads are not what the group knows of them."""
+    meter: LoadMeter = field(default_factory=LoadMeter)
+    _warned_s: dict[int, float] = field(default_factory=dict)
+    """When a slot was overloaded last."""
 
     async def watch(self) -> None:
         """Measure, and have the group look at the loads again when ours have changed."""

@@ -115,25 +115,20 @@ class DirectionUsage:
         return not (any(counts) or self.rates)
 
 
+@dataclass(slots=True, eq=False)
 class UsageMeter:
-    """All clients of a process. `hash_key`: names are hashed with it, None: they are not."""
+    """All clients of a process, metered from now on."""
 
-    def __init__(
-        self,
-        bytes_total: BoundedLabels[CounterChild],
-        usage: Mapping[ClientIdentity, ClientUsage],
-        table: Callable[[], RuleTable],
-        hash_key: bytes | None = None,
-        showing: Callable[[], Iterable[None]] = tuple,
-    ) -> None:
-        """Meter from now on; `showing` walks what waits of followed queries, in steps."""
-        self._bytes_total, self._usage, self._table = bytes_total, usage, table
-        self._showing = showing
-        self.hash_key = hash_key
-        """May be replaced at any time."""
-        self._seen: dict[UsageLabels, tuple[CounterChild, float, float]] = {}
-        """Each counter, with the bytes and requests that were taken of it."""
-        self._clients: dict[UsageLabels, dict[Direction, DirectionUsage]] = {}
+    _bytes_total: BoundedLabels[CounterChild]
+    _usage: Mapping[ClientIdentity, ClientUsage]
+    _table: Callable[[], RuleTable]
+    hash_key: bytes | None = None
+    """Names are hashed with it, None: they are not. May be replaced at any time."""
+    showing: Callable[[], Iterable[None]] = tuple
+    """Walks what waits of followed queries, in steps."""
+    _seen: dict[UsageLabels, tuple[CounterChild, float, float]] = field(default_factory=dict)
+    """Each counter, with the bytes and requests that were taken of it."""
+    _clients: dict[UsageLabels, dict[Direction, DirectionUsage]] = field(default_factory=dict)
 
     def reading(self) -> Iterator[None]:
         """Add in small steps what each counter has more than before."""
@@ -164,7 +159,7 @@ class UsageMeter:
         self, make: Callable[..., UsageRecord], put: Callable[[UsageRecord], None]
     ) -> Iterator[None]:
         """Make the records since the last time, and put each; `make` knows when and where."""
-        yield from self._showing()
+        yield from self.showing()
         for identity, recorded in tuple(self._usage.items()):
             self._take_usage(identity, recorded)
             yield
