@@ -496,7 +496,7 @@ class Member:
             showing=self._services.unshown.showing,
         )
         topic = UsageTopic(self._bootstrap, usage.topic)
-        writer = UsageWriter(topic, UsageInstruments(self._metrics), self._slices)
+        writer = UsageWriter(topic, UsageInstruments(self._metrics))
         alone = member_name(0, socket.gethostname().partition(".")[0])
         member = alone if self._config.tier is None else self._name
         return UsageRecorder(meter, writer, self._slices, member=member, interval_s=usage.interval)

@@ -357,25 +357,19 @@ class QueryBackpressure:
         return adapted
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class ConnectionLookups(QueryConnection):
     """The ListOffsets look-ups on one connection of a followed client.
 
     Executors look up offsets too; they get the real ones. They are known by their fetching, and
     one that has read all ahead, so that it fetches nothing on a new connection, by asking for the
     start of a log amid a run (InternalKafkaConsumer.getAvailableOffsetRange of Spark's Kafka
-    source); drivers ask for that before a run's first batch, and of new partitions. So do all where
-    `backpressure` is None: the client's rule is not adaptive.
+    source); drivers ask for that before a run's first batch, and of new partitions. So do all as
+    long as they `follow` no adaptive rule.
     """
 
-    __slots__ = ("_backpressure", "query")
-
-    def __init__(
-        self, query: FollowedQuery, backpressure: QueryBackpressure | None, opened_ms: float
-    ) -> None:
-        super().__init__(opened_ms)
-        self.query = query
-        self._backpressure: QueryBackpressure | None = None
-        self.follow(backpressure)
+    query: FollowedQuery
+    _backpressure: QueryBackpressure | None = None
 
     def follow(self, backpressure: QueryBackpressure | None) -> None:
         """Clamp by the rule that applies from now on; None: it is not adaptive."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from proxy.wire.topic_partition import TopicPartition
@@ -76,18 +76,16 @@ class ProgressEvent:
 OnEvent = Callable[[ProgressEvent], None]
 
 
+@dataclass(eq=False)
 class ChangeLog:
     """What happens to one query, and which of its partitions' records are out of date."""
 
-    def __init__(
-        self, name: str, on_event: OnEvent, changed: Callable[[TopicPartition], None]
-    ) -> None:
-        self.name = name
-        """The label: the query's name, or its id, or the client id while neither is known."""
-        self.on_event = on_event
-        self.changed = changed
-        """Called when a partition's record is out of date, or the partition is gone."""
-        self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
+    name: str
+    """The label: the query's name, or its id, or the client id while neither is known."""
+    on_event: OnEvent
+    changed: Callable[[TopicPartition], None]
+    """Called when a partition's record is out of date, or the partition is gone."""
+    events: deque[ProgressEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
 
     def add_event(
         self, kind: ProgressEventKind, key: TopicPartition | None, text: str, now_ms: float

@@ -226,7 +226,8 @@ class FollowedConnection:
         self.reader = self.lookups = None
         if query is not None:
             self.reader = QueryReader(query, self._node_id)
-            self.lookups = ConnectionLookups(query, self.pressure, now_ms)
+            self.lookups = ConnectionLookups(now_ms, query=query)
+            self.lookups.follow(self.pressure)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -20,7 +20,6 @@ from metrics import UsageInstruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import NonRetriableError, UpstreamError
-from proxy.slices import TimeSlicer
 from proxy.state import StateError
 from proxy.state.kafka.messages import GZIP_CODE, decode_batches
 from proxy.state.kafka.state_topic import COMPACT, StateTopic
@@ -161,10 +160,8 @@ def fetched_values(topic: str, part: Any, positions: dict[int, int]) -> Iterator
 class UsageWriter:
     """Writes what is added, until cancelled; `close` it then."""
 
-    def __init__(
-        self, topic: UsageTopic, instruments: UsageInstruments, slices: TimeSlicer
-    ) -> None:
-        self._topic, self._instruments, self._slices = topic, instruments, slices
+    def __init__(self, topic: UsageTopic, instruments: UsageInstruments) -> None:
+        self._topic, self._instruments = topic, instruments
         self._sequence = 0
         self._trying: list[UsageRecord] = []
         """Those that may be in the topic already."""

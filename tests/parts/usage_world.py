@@ -11,7 +11,6 @@ from proxy.progress.topics import TopicNames
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
 from proxy.relay.clients import ClientRegistry, ClientUsage
-from proxy.slices import TimeSlicer
 from proxy.usage.usage_meter import UsageMeter
 from proxy.usage.usage_record import UsageRecord
 from proxy.usage.usage_topic import UsageTopic, UsageWriter
@@ -50,7 +49,7 @@ def open_writer() -> tuple[UsageWriter, CollectorRegistry]:
     """Make a writer that has no cluster."""
     metrics = CollectorRegistry()
     topic = UsageTopic(Bootstrap([("nobody", 9092)]), "usage")
-    return UsageWriter(topic, UsageInstruments(metrics), TimeSlicer()), metrics
+    return UsageWriter(topic, UsageInstruments(metrics)), metrics
 
 
 class UsageWorld:

@@ -131,7 +131,9 @@ class BackpressureWorld(QueryWorld):
         self.quotas.update(QuotaManagerSettings(rules=rules))
 
     def lookups(self) -> ConnectionLookups:
-        return ConnectionLookups(self.query, self.query_backpressure, self.now_ms)
+        lookups = ConnectionLookups(self.now_ms, query=self.query)
+        lookups.follow(self.query_backpressure)
+        return lookups
 
     def send(self, event: str, **more) -> None:
         self.driver.run_id = self.run_id

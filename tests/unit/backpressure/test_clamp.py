@@ -490,7 +490,7 @@ def test_errors_and_missing_offsets_are_left_alone():
 
 def test_without_an_adaptive_rule_progress_learns_the_ends_too():
     world = world_of()
-    lookups = ConnectionLookups(world.query, None, world.now_ms)
+    lookups = ConnectionLookups(world.now_ms, query=world.query)
     assert lookups.wait_ms(ask([0]), world.now_ms) == 0
     assert told(world, lookups, {0: 5000}) == {0: 5000}
     assert partition(world).log.high_watermark == 5000

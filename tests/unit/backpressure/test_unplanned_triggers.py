@@ -3,8 +3,6 @@
 import pytest
 from backpressure_parts import INTERVAL_MS, BackpressureWorld, told
 
-from proxy.backpressure.backpressure import ConnectionLookups
-
 REAL_TIME = {"kind": "real_time", "interval_ms": 300_000}
 UNHEARD_OF = {"kind": "whenever", "interval_ms": 20}
 LOG_END = 50_000
@@ -15,7 +13,7 @@ LOG_END = 50_000
 def test_nothing_is_withheld(trigger, settings):
     world = BackpressureWorld(**settings)
     world.start(trigger=trigger)
-    driver = ConnectionLookups(world.query, world.query_backpressure, world.now_ms)
+    driver = world.lookups()
     assert told(world, driver, {0: LOG_END}) == {0: LOG_END}
     for end in (1000, 2000, 3000):
         world.pass_ms(INTERVAL_MS)
@@ -31,7 +29,7 @@ def test_a_later_run_with_a_trigger_that_plans_is_bounded():
     world = BackpressureWorld()
     world.start(trigger=REAL_TIME)
     world.start(trigger={"kind": "processing_time", "interval_ms": INTERVAL_MS})
-    driver = ConnectionLookups(world.query, world.query_backpressure, world.now_ms)
+    driver = world.lookups()
     told(world, driver, {0: 1000})
     world.rated(100.0, {0: 1000})
     assert told(world, driver, {0: LOG_END}) == {0: 1000 + round(100.0 * INTERVAL_MS / 1000)}
