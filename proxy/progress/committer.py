@@ -105,7 +105,7 @@ class Committer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    due = dict(self._due())
+                    due = self._due()
                     for group in self._groups.values():
                         if group.may_try(due.get(group, {})):
                             group.task = tasks.create_task(group.commit())
@@ -118,7 +118,7 @@ class Committer:
 
         Until something is due to one of them again: then it is read first where that one is.
         """
-        due = [group for group, _ in self._due() if group.name in names]
+        due = [group for group in self._due() if group.name in names]
         groups = [self._groups[name] for name in names if name in self._groups]
         try:
             return await _commit_all(due, timeout_s)
@@ -131,18 +131,17 @@ class Committer:
     async def flush(self, timeout_s: float) -> bool:
         """Commit what is due now, then close the connections; return whether all of it went out."""
         try:
-            is_done = await _commit_all([group for group, _ in self._due()], timeout_s)
+            is_done = await _commit_all(self._due(), timeout_s)
         finally:
             self._close()
         return is_done and not self._due()
 
-    def _due(self) -> list[tuple["_GroupCommitter", Mapping[TopicPartition, int]]]:
+    def _due(self) -> dict["_GroupCommitter", Mapping[TopicPartition, int]]:
         """Return each group that has something due, and that."""
         due = self._registry.due_commits()
         for name in due.keys() - self._groups.keys():
-            client = self._new_client()
-            self._groups[name] = _GroupCommitter(name, self._registry, client)
-        return [(self._groups[name], offsets) for name, offsets in due.items()]
+            self._groups[name] = _GroupCommitter(name, self._registry, self._new_client())
+        return {self._groups[name]: offsets for name, offsets in due.items()}
 
     def _close(self) -> None:
         for group in self._groups.values():

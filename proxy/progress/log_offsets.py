@@ -75,6 +75,7 @@ class LogEndHistory:
         del self._times_ms[:needless], self._ends[:needless]
 
 
+@dataclass(slots=True, eq=False)
 class LogOffsets:
     """The ends of one partition's log; times are monotonic milliseconds.
 
@@ -85,31 +86,21 @@ class LogOffsets:
     of the proxy's own that is not as low is taken for the end in the same way: the log was cut.
     """
 
-    __slots__ = (
-        *("_cut_since_ms", "_lower_since_ms", "cut_at", "end_ms", "ends"),
-        *("former_topic_ids", "high_watermark", "log_start_offset", "topic_id"),
-    )
-
-    def __init__(self) -> None:
-        self.topic_id: bytes | None = None
-        """16 bytes; None while only messages without were seen."""
-        self.former_topic_ids: list[bytes] = []
-        """Of topics that had the name before."""
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget the ends: the log is another one."""
-        self.high_watermark: int | None = None
-        self.log_start_offset: int | None = None
-        """The offset of the first record that is still there; it only goes up."""
-        self.end_ms = -math.inf
-        """When an end was last learned, also one that was left out."""
-        self.cut_at: int | None = None
-        """Where the last look-up found the log to end, if that was below what is completed."""
-        self._cut_since_ms = 0.0
-        self._lower_since_ms = math.inf
-        """Since when own look-ups find the log to end below `high_watermark`."""
-        self.ends = LogEndHistory()
+    topic_id: bytes | None = None
+    """16 bytes; None while only messages without were seen."""
+    former_topic_ids: list[bytes] = field(default_factory=list)
+    """Of topics that had the name before."""
+    high_watermark: int | None = None
+    log_start_offset: int | None = None
+    """The offset of the first record that is still there; it only goes up."""
+    end_ms: float = -math.inf
+    """When an end was last learned, also one that was left out."""
+    cut_at: int | None = None
+    """Where the last look-up found the log to end, if that was below what is completed."""
+    ends: LogEndHistory = field(default_factory=LogEndHistory)
+    _cut_since_ms: float = 0.0
+    _lower_since_ms: float = math.inf
+    """Since when own look-ups find the log to end below `high_watermark`."""
 
     def record_end(self, end: int, now_ms: float) -> bool:
         """Record a high watermark; return whether it counts: it is not below another."""

@@ -7,6 +7,7 @@ What lies above `committed_to` is kept as ranges, in sets with a bound. Times ar
 milliseconds.
 """
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from metrics.clock import MS_PER_SECOND
@@ -19,69 +20,60 @@ from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges, SkippedRanges,
 from .report import THIS_PROXY, BatchRange, RefusalReason, ReportRefused
 
 
+@dataclass(slots=True, eq=False)
 class PartitionProgress:
     """One partition as one query reads it; see `log` for what is believed of the log's ends."""
 
-    __slots__ = (
-        *("_changes", "client_saw_end", "committed_at_s", "committed_to", "delivered", "failed"),
-        *("fetched_from", "fetched_from_ms", "group_offset", "is_dropped", "key", "leader", "log"),
-        *("may_go_back", "open_ended", "out_of_range_at", "partition", "read_ms", "refetched"),
-        *("refetched_records", "run_id", "seen_from", "skipped", "started_over", "stuck"),
-        *("stuck_since_ms", "topic"),
-    )
+    topic: Final[str]
+    partition: Final[int]
+    _changes: ChangeLog
+    key: TopicPartition = field(init=False)
+    log: LogOffsets = field(default_factory=LogOffsets)
+    leader: int | None = None
+    """The broker that answered the last Fetch."""
+    run_id: str | None = None
+    """The run whose report completed something here last."""
+    read_ms: float | None = None
+    """When it was last asked for."""
+    is_dropped: bool = False
+    """Whether the query has let go of it; a new one may have its place."""
+    skipped: SkippedRanges = field(default_factory=SkippedRanges)
+    refetched_records: int = 0
+    """How many records were delivered that had been delivered before."""
+    refetched: OffsetRange | None = None
+    """The latest range of them."""
+    stuck: bool = False
+    """Whether the alarm is on."""
+    stuck_since_ms: float | None = None
+    """Since when there is lag and nothing moves; None without lag."""
+    group_offset: int | None = None
+    """What the commit group has, as far as is known."""
+    may_go_back: bool = False
+    """Whether the group may be moved back: the query was reset, or the topic made anew."""
+    committed_at_s: float | None = None
+    """When `committed_to` was reported, in seconds of the Unix epoch."""
+    delivered: OffsetRanges = field(default_factory=OffsetRanges)
+    failed: OffsetRanges = field(default_factory=OffsetRanges)
+    """The part of `delivered` that will be delivered again."""
+    committed_to: int | None = None
+    """All below was completed; None before the first report."""
+    fetched_from: int | None = None
+    """The lowest offset that was asked for in this run."""
+    fetched_from_ms: float = 0.0
+    seen_from: int | None = None
+    """The lowest that any run asked for here: what lies below may have gone to others."""
+    open_ended: OffsetRange | None = None
+    """What of the log an answer may have had whose end is not known."""
+    out_of_range_at: int | None = None
+    """The position that was out of range, until the query goes on somewhere."""
+    client_saw_end: bool = False
+    """Whether a client looked the log end up in this run."""
+    started_over: bool = False
+    """Whether the log is another one since the last report."""
 
-    def __init__(self, topic: str, partition: int, changes: ChangeLog) -> None:
-        self.topic: Final = topic
-        self.partition: Final = partition
-        self.key: Final[TopicPartition] = (topic, partition)
-        self._changes = changes
-        self.log = LogOffsets()
-        self.leader: int | None = None
-        """The broker that answered the last Fetch."""
-        self.run_id: str | None = None
-        """The run whose report completed something here last."""
-        self.read_ms: float | None = None
-        """When it was last asked for."""
-        self.is_dropped = False
-        """Whether the query has let go of it; a new one may have its place."""
-        self.skipped = SkippedRanges()
-        self.refetched_records = 0
-        """How many records were delivered that had been delivered before."""
-        self.refetched: OffsetRange | None = None
-        """The latest range of them."""
-        self.stuck = False
-        """Whether the alarm is on."""
-        self.stuck_since_ms: float | None = None
-        """Since when there is lag and nothing moves; None without lag."""
-        self.group_offset: int | None = None
-        """What the commit group has, as far as is known."""
-        self.may_go_back = False
-        """Whether the group may be moved back: the query was reset, or the topic made anew."""
-        self.committed_at_s: float | None = None
-        """When `committed_to` was reported, in seconds of the Unix epoch."""
-        self.delivered = OffsetRanges()
-        self.failed = OffsetRanges()
-        """The part of `delivered` that will be delivered again."""
-        self._forget_log()
-
-    def _forget_log(self) -> None:
-        self.committed_to: int | None = None
-        """All below was completed; None before the first report."""
-        self.fetched_from: int | None = None
-        """The lowest offset that was asked for in this run."""
-        self.fetched_from_ms = 0.0
-        self.seen_from: int | None = None
-        """The lowest that any run asked for here: what lies below may have gone to others."""
-        self.open_ended: OffsetRange | None = None
-        """What of the log an answer may have had whose end is not known."""
-        self.out_of_range_at: int | None = None
-        """The position that was out of range, until the query goes on somewhere."""
-        self.client_saw_end = False
-        """Whether a client looked the log end up in this run."""
-        self.started_over = False
-        """Whether the log is another one since the last report."""
-        self.log.forget()
-        self._forget_ranges()
+    def __post_init__(self) -> None:
+        """Have the key at hand."""
+        self.key = (self.topic, self.partition)
 
     def _forget_ranges(self) -> None:
         for ranges in (self.delivered, self.failed, self.skipped.known):
@@ -243,7 +235,11 @@ class PartitionProgress:
         if self.committed_to is not None and self.log.high_watermark is not None:
             self.skip(self.committed_to, self.log.high_watermark, SkipReason.RECREATED, now_ms)
         self.end_alarm("it starts over", now_ms)
-        self._forget_log()
+        self.committed_to = self.fetched_from = self.seen_from = None
+        self.open_ended = self.out_of_range_at = None
+        self.fetched_from_ms, self.client_saw_end = 0.0, False
+        self.log = LogOffsets(self.log.topic_id, self.log.former_topic_ids)
+        self._forget_ranges()
         self.started_over = self.may_go_back = True
         self._add_event(ProgressEventKind.RECREATED, f"starts over: {why}", now_ms)
         self._changes.changed(self.key)

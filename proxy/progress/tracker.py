@@ -180,10 +180,9 @@ class QueryReader:
                     cursor.out_of_range = asked_offset == cursor.fetch_offset
                     progress.out_of_range_at = asked_offset
                 continue
-            log = progress.log
             if (
                 topic_id is not None
-                and topic_id != log.topic_id
+                and topic_id != progress.log.topic_id
                 and not progress.accepts_topic_id(topic_id, now_ms)
             ):
                 continue
@@ -204,6 +203,7 @@ class QueryReader:
                 elif end > cursor.delivered_to:
                     progress.deliver(cursor.delivered_to, end, now_ms)
                     cursor.delivered_to = end
+            log = progress.log
             if log_start != log.log_start_offset:
                 log.record_start(log_start)
 

@@ -46,19 +46,15 @@ UsageLabels = tuple[str, ...]
 _log = get_logger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class TopicShares:
     """What was walked of a client in one direction and is not written yet."""
 
-    __slots__ = ("_last", "is_sampled", "sizes", "total_bytes")
-
-    def __init__(self) -> None:
-        self._last: dict[str | None, int] = {}
-        """The proportions of the last time that there were any: they stand for what had none."""
-        self._clear()
-
-    def _clear(self) -> None:
-        self.sizes: Counter[str | None] = Counter()
-        self.total_bytes, self.is_sampled = 0, False
+    sizes: Counter[str | None] = field(default_factory=Counter)
+    total_bytes: int = 0
+    is_sampled: bool = False
+    _last: dict[str | None, int] = field(default_factory=dict)
+    """The proportions of the last time that there were any: they stand for what had none."""
 
     def take(self, sampler: TopicByteTally) -> None:
         """Take from a sampler what it has."""
@@ -80,7 +76,7 @@ class TopicShares:
             return {None: count}, False
         sizes, is_sampled = self.sizes, self.is_sampled
         self._last = {None: max(self.total_bytes - walked, 0), **sizes}
-        self._clear()
+        self.sizes, self.total_bytes, self.is_sampled = Counter(), 0, False
         if is_sampled:
             return apportion_by_weight(count, self._last), True
         if walked <= count:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
@@ -30,12 +31,10 @@ from .group_protocol import (
     REBALANCE_IN_PROGRESS,
     ErrorAction,
     action_for_error,
-    describe_groups_request,
     explain_refusal,
     heartbeat_request,
     join_request,
     leave_request,
-    list_groups_request,
     sync_request,
 )
 from .slot_states import SlotStates
@@ -75,6 +74,9 @@ CLOCKS_APART_S = 300.0
 MIN_JOIN_BACKOFF_S = 0.1
 MAX_JOIN_BACKOFF_S = 2.0
 """Between two tries to join; doubled from try to try."""
+
+LIST_VERSION, DESCRIBE_VERSION = 2, 4
+"""Of the requests for groups, and for their members with their names (since Kafka 2.4)."""
 
 _log = get_logger(__name__)
 
@@ -499,9 +501,10 @@ async def find_group_sharing_topic(
 
     async def look(broker: Address) -> None:
         with suppress(UpstreamError):
-            listed = (await client.ask(list_groups_request(), broker)).groups
+            listed = (await client.ask(ListGroupsRequest[LIST_VERSION](), broker)).groups
             tiers = [each.group_id for each in listed if each.protocol_type == PROTOCOL_TYPE]
-            described = (await client.ask(describe_groups_request(*tiers), broker)).groups
+            describe = DescribeGroupsRequest[DESCRIBE_VERSION](groups=tiers)
+            described = (await client.ask(describe, broker)).groups
             members.update((each.group_id, each.members) for each in described)
 
     await wait_at_most(ANSWER_LIMIT_S, asyncio.gather(*map(look, brokers)))

@@ -9,7 +9,6 @@ from enum import Enum, auto
 from typing import Any
 
 from kafka import errors
-from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.consumer import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -130,16 +129,6 @@ def leave_request(fence: GroupFence) -> Any:
     return LeaveGroupRequest[3](
         group_id=fence.group_id, members=[(fence.member_id, fence.instance_id)]
     )
-
-
-def list_groups_request() -> Any:
-    """Return the request for the groups that a broker coordinates."""
-    return ListGroupsRequest[2]()
-
-
-def describe_groups_request(*group_ids: str) -> Any:
-    """Return the request for the members of groups with their names (since Kafka 2.4)."""
-    return DescribeGroupsRequest[4](groups=list(group_ids))
 
 
 def _place_in(fence: GroupFence) -> dict[str, Any]:
