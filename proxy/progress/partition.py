@@ -180,8 +180,6 @@ class PartitionProgress:
 
     def record_lookup_end(self, end: int, now_ms: float, *, client_saw_it: bool) -> None:
         """Record a log end from a look-up, by a client of the query or not; see LogOffsets."""
-        if end < 0:
-            return
         self.client_saw_end |= client_saw_it
         if self.committed_to is None or end >= self.committed_to:
             self.log.cut_at = None
@@ -216,10 +214,8 @@ class PartitionProgress:
     # Another log under the same name
 
     def accepts_topic_id(self, topic_id: bytes, now_ms: float) -> bool:
-        """Return whether this topic id is not a replaced one; start over when it is a new one."""
+        """Return whether another topic id is no replaced one; start over when it is a new one."""
         log = self.log
-        if topic_id == log.topic_id:
-            return True
         if topic_id in log.former_topic_ids:
             return False
         former, log.topic_id = log.topic_id, topic_id

@@ -35,7 +35,7 @@ BUDGETS = {
     "proxy/pipeline": Budget(3112, 2700),
     "proxy/backpressure": Budget(2520, 1950),
     "proxy/quota": Budget(5625, 3100),
-    "proxy/progress": Budget(3692, 2950),
+    "proxy/progress": Budget(3688, 2950),
     "proxy/state": Budget(2180, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5272, 4430
