@@ -486,16 +486,17 @@ class Stage(NodeController):
     def _judge(
         self, period: BandSamples, lag_before: int | None, *, holds: bool
     ) -> RateChangeRequest | None:
-        less, more = RateDirection
         out = period.above + period.below
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
         if is_out and period.above >= period.below:
-            return RateChangeRequest(less, _band_reason("above", period.above, period))
+            return RateChangeRequest(
+                RateDirection.DECREASE, _band_reason("above", period.above, period)
+            )
         lag, max_lag, eased = period.lag, self._max_lag, ""
         if lag is not None and max_lag is not None:
             if lag > max_lag and (lag_before is None or lag >= lag_before):
                 reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
-                return RateChangeRequest(less, reason, is_of_lag=True)
+                return RateChangeRequest(RateDirection.DECREASE, reason, is_of_lag=True)
             is_growing = lag_before is not None and lag > lag_before
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
@@ -503,11 +504,15 @@ class Stage(NodeController):
         if not holds:
             return None
         if is_out:
-            return RateChangeRequest(more, _band_reason("below", period.below, period))
+            return RateChangeRequest(
+                RateDirection.INCREASE, _band_reason("below", period.below, period)
+            )
         if eased:
-            return RateChangeRequest(more, eased)
+            return RateChangeRequest(RateDirection.INCREASE, eased)
         if self._easing and period.samples:
-            return RateChangeRequest(more, "it is sent no more than its band allows")
+            return RateChangeRequest(
+                RateDirection.INCREASE, "it is sent no more than its band allows"
+            )
         return None
 
 

@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/config": Budget(2635, 2150),
     "proxy/relay": Budget(6860, 4300),
     "proxy/usage": Budget(958, 950),
-    "proxy/pipeline": Budget(3112, 2700),
+    "proxy/pipeline": Budget(3117, 2700),
     "proxy/backpressure": Budget(2520, 1950),
     "proxy/quota": Budget(5625, 3100),
     "proxy/progress": Budget(3688, 2950),
