@@ -32,6 +32,7 @@ from .upstream import (
     Address,
     UpstreamError,
     explain_self_loop,
+    misread_is_bad_response,
 )
 
 ANSWER_TIMEOUT_S = 5.0
@@ -269,7 +270,8 @@ class KafkaClient:
         """Call until there is no UpstreamError, in the time that `within` gives."""
         while True:
             try:
-                return await attempt()
+                with misread_is_bad_response():
+                    return await attempt()
             except UpstreamError as error:
                 self._failure = error
             await asyncio.sleep(ASK_AGAIN_S)

@@ -1,5 +1,7 @@
 """Why a broker could not be asked, and Kafka's names of errors."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from kafka.errors import kafka_errors
@@ -40,6 +42,19 @@ class NonRetriableError(Exception):
     def __init__(self, message: str, error_code: int) -> None:
         super().__init__(message)
         self.error_code = error_code
+
+
+@contextmanager
+def misread_is_bad_response() -> Iterator[None]:
+    """Raise UpstreamError for what reading an answer raises that follows its schema, and is none.
+
+    Such as one with null in place of a list, or without what was asked for.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        text = f"an answer that makes no sense: {type(error).__name__}, {error}"
+        raise UpstreamError("bad_response", text) from error
 
 
 def explain_self_loop(address: Address) -> str:

@@ -18,7 +18,13 @@ from proxy.cluster.kafka_client import (
     chunks_by_topic,
     format_partitions,
 )
-from proxy.cluster.upstream import NOT_READY, NonRetriableError, UpstreamError, error_name
+from proxy.cluster.upstream import (
+    NOT_READY,
+    NonRetriableError,
+    UpstreamError,
+    error_name,
+    misread_is_bad_response,
+)
 from proxy.wire.topic_partition import TopicPartition
 
 from .query_registry import QueryRegistry
@@ -179,7 +185,8 @@ class _GroupCommitter:
         async with self._lock:
             try:
                 async with asyncio.timeout(ROUND_TIMEOUT_S):
-                    await self._try()
+                    with misread_is_bad_response():
+                        await self._try()
             except TimeoutError:
                 self._failed(f"not done in {ROUND_TIMEOUT_S:g} s")
             except (UpstreamError, NonRetriableError) as error:

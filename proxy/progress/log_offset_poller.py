@@ -10,7 +10,7 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.cluster.kafka_client import KafkaClient, chunks_by_topic, format_partitions
-from proxy.cluster.upstream import Address, UpstreamError
+from proxy.cluster.upstream import Address, UpstreamError, misread_is_bad_response
 from proxy.slices import TimeSlicer
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 from proxy.wire.topic_partition import TopicPartition
@@ -91,7 +91,8 @@ class LogOffsetPoller:
         while True:
             problem = None
             try:
-                await poll()
+                with misread_is_bad_response():
+                    await poll()
             except UpstreamError as error:
                 problem = str(error)
             self._log_problem(poll, problem)

@@ -14,7 +14,7 @@ from structlog import get_logger
 from metrics import MemberInstruments
 from metrics.member_names import machine_of
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
-from proxy.cluster.upstream import UpstreamError
+from proxy.cluster.upstream import UpstreamError, misread_is_bad_response
 from proxy.config import Config
 from proxy.config.endpoints import HostPort
 from proxy.config.secrets import ALL_RIGHTS, Secrets
@@ -189,13 +189,14 @@ class TierMember:
         self._admin_url = self._url_at(admin_port)
         client = KafkaClient(self._way)
         try:
-            metadata = await client.metadata()
-            for broker in metadata.brokers:
-                self._relay.learn(broker.node_id, broker.host, broker.port)
-            self._cluster_id = metadata.cluster_id
             topic = self._config.state.topic
-            brokers = [(broker.host, broker.port) for broker in metadata.brokers]
-            other = await find_group_sharing_topic(client, self._group_id, topic, brokers)
+            with misread_is_bad_response():
+                metadata = await client.metadata()
+                for broker in metadata.brokers:
+                    self._relay.learn(broker.node_id, broker.host, broker.port)
+                self._cluster_id = metadata.cluster_id
+                brokers = [(broker.host, broker.port) for broker in metadata.brokers]
+                other = await find_group_sharing_topic(client, self._group_id, topic, brokers)
             if other is not None:
                 text = f"topic {topic} holds the state of another tier, with members in {other}"
                 raise StateError(text, "name another topic as state.topic, or stop that tier")

@@ -1,16 +1,29 @@
-"""A broker that lies about lengths and counts harms nobody but the client that asked it."""
+"""A broker that lies about lengths and counts harms nobody but the client that asked it, and one
+that answers the proxy itself with nonsense does not end it.
+"""
 
+from http.client import OK
 from pathlib import Path
 from struct import pack
 
 import psutil
 import pytest
+from kafka.protocol.api_key import ApiKey
 from support.operating import running
-from support.proxy_process import ProxyProcess, config
+from support.proxy_process import ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch, message, records
-from support.scripted_broker import ScriptedBroker, body
+from support.report_poster import ReportPoster
+from support.scripted_broker import Answer, ScriptedBroker, body
 
-from proxy.wire.apis import APIS, FETCH, FIND_COORDINATOR, RESPONSE_HEADER_BYTES
+from proxy.cluster.broker_connection import CLIENT_ID
+from proxy.wire.apis import (
+    APIS,
+    FETCH,
+    FIND_COORDINATOR,
+    LIST_OFFSETS,
+    METADATA,
+    RESPONSE_HEADER_BYTES,
+)
 from proxy.wire.frames import RequestHead
 
 QUERY, TOPIC = "query", "t"
@@ -88,6 +101,73 @@ def test_what_names_very_many_brokers_takes_little_more_than_its_length(tmp_path
         status = Path(f"/proc/{proxy.pid}/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
     assert peak - before < MOST_GROWTH * len(content)
+
+
+NULLS = b"\xff" * 64
+"""Of a response: each list and each string is null, each number -1."""
+TRIES = 3
+
+
+@pytest.mark.parametrize("api_key", [METADATA, LIST_OFFSETS, int(ApiKey.OffsetCommit)])
+def test_an_answer_without_its_lists_ends_nothing(tmp_path: Path, api_key: int) -> None:
+    with ScriptedBroker({}) as broker:
+        broker.answers.update(_cluster_of(broker))
+        honest = broker.answers[api_key]
+        broker.answers[api_key] = lambda head: (
+            NULLS if head.client_id == CLIENT_ID else honest(head)
+        )
+        query = {"name": QUERY, "commit_group": "group"}
+        settings = config(broker.bootstrap, queries=[query], limits={"drain_timeout": "1s"})
+        with (
+            running(ProxyProcess(settings, tmp_path)) as proxy,
+            RawClient(proxy.bootstrap, QUERY) as client,
+        ):
+            client.ask(fetch(UNTAGGED, TOPIC))
+            poster = ReportPoster(proxy, TOPIC, QUERY)
+            assert poster.post(poster.event(batch=poster.batch(1, 0, 5)))[0] == OK
+            until(lambda: broker.asked[CLIENT_ID, api_key] >= TRIES, "it is asked again")
+            client.ask(fetch(UNTAGGED, TOPIC))
+
+
+def _cluster_of(broker: ScriptedBroker) -> dict[int, Answer]:
+    """Return honest answers about a topic with one partition that is empty."""
+
+    def metadata(head: RequestHead) -> bytes:
+        response = APIS[METADATA].response
+        topic = response.MetadataResponseTopic
+        part = topic.MetadataResponsePartition(leader_id=1, replica_nodes=[1], isr_nodes=[1])
+        node = response.MetadataResponseBroker(node_id=1, host=broker.host, port=broker.port)
+        topics = [topic(name=TOPIC, partitions=[part])]
+        return body(METADATA, head.api_version, brokers=[node], topics=topics, controller_id=1)
+
+    def ends(head: RequestHead) -> bytes:
+        topic = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse
+        part = topic.ListOffsetsPartitionResponse(offset=9)
+        return body(LIST_OFFSETS, head.api_version, topics=[topic(name=TOPIC, partitions=[part])])
+
+    def fetched(head: RequestHead) -> bytes:
+        topic = APIS[FETCH].response.FetchableTopicResponse
+        part = topic.PartitionData(high_watermark=9, records=b"")
+        return body(FETCH, head.api_version, responses=[topic(topic=TOPIC, partitions=[part])])
+
+    def committed(head: RequestHead) -> bytes:
+        topic = APIS[ApiKey.OffsetFetch].response.OffsetFetchResponseTopic
+        part = topic.OffsetFetchResponsePartition(committed_offset=1, metadata="")
+        topics = [topic(name=TOPIC, partitions=[part])]
+        return body(ApiKey.OffsetFetch, head.api_version, topics=topics)
+
+    def found(head: RequestHead) -> bytes:
+        at = {"node_id": 1, "host": broker.host, "port": broker.port}
+        return body(FIND_COORDINATOR, head.api_version, **at)
+
+    return {
+        METADATA: metadata,
+        LIST_OFFSETS: ends,
+        FETCH: fetched,
+        FIND_COORDINATOR: found,
+        ApiKey.OffsetFetch: committed,
+        ApiKey.OffsetCommit: lambda head: body(ApiKey.OffsetCommit, head.api_version, topics=[]),
+    }
 
 
 def _following(broker: ScriptedBroker, folder: Path) -> ProxyProcess:

@@ -16,7 +16,13 @@ from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
-from proxy.cluster.upstream import NOT_READY, Address, NonRetriableError, UpstreamError
+from proxy.cluster.upstream import (
+    NOT_READY,
+    Address,
+    NonRetriableError,
+    UpstreamError,
+    misread_is_bad_response,
+)
 from proxy.errors import ProxyError
 from proxy.state import GroupFence
 from proxy.tasks import wait_at_most
@@ -249,12 +255,24 @@ class GroupMember:
                 return await self._take_part(connection, tasks)
             finally:
                 connection.close()
-        except (UpstreamError, NonRetriableError, UserDataError) as error:
+        except (UpstreamError, NonRetriableError) as error:
             self._client.forget(self._coordinator_key)
             self._session.failed(str(error))
             return False
 
     async def _take_part(self, connection: BrokerConnection, tasks: asyncio.TaskGroup) -> bool:
+        with misread_is_bad_response():
+            outcome = await self._ask_assignment(connection)
+        if outcome is None:
+            return False
+        assignment, is_another_round_wanted = outcome
+        self._take(assignment, tasks)
+        if is_another_round_wanted:
+            self._wanted.set()
+        return True
+
+    async def _ask_assignment(self, connection: BrokerConnection) -> tuple[Assignment, bool] | None:
+        """Return what a round gave, and whether another one is wanted; None: it gave nothing."""
         subscription = self._slots.subscription(self._announce())
         limit_s = self._session_timeout_s + ROUND_MARGIN_S
         before = self.fence
@@ -263,7 +281,7 @@ class GroupMember:
         if joined.error_code == MEMBER_ID_REQUIRED:
             self.fence = replace(self.fence, member_id=joined.member_id)
         if not self._check(joined.error_code, before.member_id):
-            return False
+            return None
         fence = self.fence = replace(
             before, member_id=joined.member_id, generation=joined.generation_id
         )
@@ -279,17 +297,14 @@ class GroupMember:
         sent_s = time.monotonic()
         synced = await connection.ask(sync_request(fence, assignments), limit_s)
         if not self._check(synced.error_code, joined.member_id):
-            return False
+            return None
         if time.monotonic() - sent_s >= self._session_timeout_s:
             # This process stood still; what it got may be another's by now.
             self._session.failed("the answer to SyncGroup is older than the session")
-            return False
+            return None
         assignment = Assignment.decode(bytes(synced.assignment))
         self._session.extend(sent_s)
-        self._take(assignment, tasks)
-        if is_another_round_wanted:
-            self._wanted.set()
-        return True
+        return assignment, is_another_round_wanted
 
     def _take(self, assignment: Assignment, tasks: asyncio.TaskGroup) -> None:
         refusal = assignment.refused.get(self.fence.member_id)

@@ -47,7 +47,8 @@ class ScriptedBroker:
         `claims`: the lengths that responses claim to have, where that is not true.
         """
         self._claims = claims
-        self._answers = {API_VERSIONS: self._api_versions, **answers}
+        self.answers = {API_VERSIONS: self._api_versions, **answers}
+        """May be changed at any time."""
         self.asked: Counter[tuple[str | None, int]] = Counter()
         """Requests that came, by client id and API."""
         self.sent_bytes: Counter[str | None] = Counter()
@@ -103,7 +104,7 @@ class ScriptedBroker:
                 head = parse_request_head(frame, max_request_bytes=len(frame))
                 assert head is not None
                 self.asked[head.client_id, head.api_key] += 1
-                content = self._answers[head.api_key](head)
+                content = self.answers[head.api_key](head)
                 tags = b"\0" if plan_of(head.api_key, head.api_version).is_flexible else b""
                 size = RESPONSE_HEADER_BYTES - LENGTH_BYTES + len(tags) + len(content)
                 size = self._claims.get(head.api_key, size)
@@ -127,6 +128,6 @@ class ScriptedBroker:
         kind = APIS[API_VERSIONS].response.ApiVersion
         offered = [
             kind(api_key=key, min_version=0, max_version=APIS[key].max_version)
-            for key in self._answers
+            for key in self.answers
         ]
         return body(API_VERSIONS, version, error_code=error, api_keys=offered)
