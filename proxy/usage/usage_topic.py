@@ -29,6 +29,7 @@ USAGE_PARTITIONS = 6
 RETENTION_MS = 90 * 24 * 3600 * 1000
 
 BATCH_LIMIT_BYTES = 900_000  # before compression; brokers take 1 MiB by default
+MAX_BATCH_BYTES = 1 << 20  # of another one that is read: who may write might have us unpack more
 GZIP = "gzip"
 
 INVALID_TIMESTAMP = 32
@@ -148,7 +149,7 @@ def fetched_values(topic: str, part: Any, positions: dict[int, int]) -> Iterator
     """
     number = part.partition_index
     try:
-        for batch, messages in decode_batches(topic, part):
+        for batch, messages in decode_batches(topic, part, MAX_BATCH_BYTES):
             for message in messages:
                 if message.offset >= positions[number]:
                     yield message.value

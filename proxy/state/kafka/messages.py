@@ -12,13 +12,13 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from aiokafka.errors import KafkaError
-from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
-from aiokafka.record.memory_records import MemoryRecords
+from aiokafka.record.default_records import DefaultRecordBatch
 
 from proxy.state.store import Record, StateError
+from proxy.wire.layout import VARINT_MORE, VARINT_PAYLOAD, VARINT_PAYLOAD_BITS
+from proxy.wire.produce import BATCH_MAGIC, BATCH_PREFIX_BYTES, MIN_BATCH_BYTES
 
 MESSAGES_SCHEMA = 1
 """Number of this form. Whoever changes it counts on, and reads the older ones still."""
@@ -31,12 +31,20 @@ WRITER_HEADER = "writer"
 OWNER_KEY = "owner"
 """Key of the owner's message; no record's, as it has no namespace."""
 
-GZIP_CODE = 1
+NO_CODE, GZIP_CODE = 0, 1
 
 MAX_UNPACKED_BYTES = 16 * 2**20
 """Of a batch: whoever may write must not fill our memory. A record has half of it at most."""
 
-_LENGTH_END, _HEAD_BYTES = 12, 61  # of a batch; behind its head is what may be compressed
+MAX_BATCH_MESSAGES = 100_000
+"""Five times what fits the batches that are written here."""
+
+MAX_HEADERS = 8
+"""Further ones of a message, which has three, are not read."""
+
+_LENGTH_AT, _MAGIC_AT, _COUNT_AT = 8, 16, 57  # in the head of a batch
+_CONTROL_TYPE, _ABORT = slice(2, 4), bytes(2)  # in the key of a control record, behind its version
+_MAX_VARINT_BITS = 63
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
@@ -60,6 +68,15 @@ Content: TypeAlias = Record | StateOwner | None
 
 Place: TypeAlias = tuple[int, str]
 """Slot and key: where a record stands."""
+
+
+class ReadMessage(NamedTuple):
+    """A message as it is read."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
 
 
 def size_of(content: Content) -> int:
@@ -130,8 +147,8 @@ def committed_messages(
         while failed and failed[-1][0] <= batch.base_offset:
             failing.add(failed.pop()[1])
         if batch.is_control_batch:
-            # Compaction may have left nothing of it.
-            if messages and ControlRecord.parse(messages[0].key).type_ == ABORT_MARKER.type_:
+            marker = next(messages, None)  # compaction may have left nothing of it
+            if marker and (marker.key or b"")[_CONTROL_TYPE] == _ABORT:
                 failing.discard(batch.producer_id)
         elif not (batch.is_transactional and batch.producer_id in failing):
             for message in messages:
@@ -140,34 +157,93 @@ def committed_messages(
         positions[slot] = batch.next_offset
 
 
-def decode_batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield the batches of a fetched partition, with their messages; raises StateError."""
-    records = bytes(part.records or b"")
-    read, left = MemoryRecords(records), memoryview(records)
-    while read.has_next():
-        batch = read.next_batch()
-        end = _LENGTH_END + int.from_bytes(left[_LENGTH_END - 4 : _LENGTH_END])
-        packed, left = left[_HEAD_BYTES:end], left[end:]
-        place = f"the batch at offset {batch.base_offset} of topic {topic} "
-        place += f"(partition {part.partition_index})"
+def decode_batches(
+    topic: str, part: Any, most_bytes: int = MAX_UNPACKED_BYTES
+) -> Iterator[tuple[Any, Iterator[ReadMessage]]]:
+    """Yield the batches of a fetched partition, with their messages; both raise StateError.
+
+    A batch has `most_bytes` at most when it is unpacked.
+    """
+    left = memoryview(bytes(part.records or b""))
+    while len(left) >= MIN_BATCH_BYTES:
+        end = BATCH_PREFIX_BYTES + int.from_bytes(left[_LENGTH_AT:BATCH_PREFIX_BYTES], signed=True)
+        if end > len(left):
+            return
+        place = f"the batch at offset {int.from_bytes(left[:_LENGTH_AT], signed=True)} of topic "
+        place += f"{topic} (partition {part.partition_index})"
+        if end < MIN_BATCH_BYTES or left[_MAGIC_AT] != BATCH_MAGIC:
+            raise damaged_error(place, "it is no record batch")
+        batch, data = DefaultRecordBatch(bytes(left[:end])), left[MIN_BATCH_BYTES:end]
+        count = int.from_bytes(left[_COUNT_AT:MIN_BATCH_BYTES], signed=True)
+        left = left[end:]
         if not batch.validate_crc():
             raise damaged_error(place, "its checksum is wrong")
-        if getattr(batch, "compression_type", None) == GZIP_CODE and _unpacks_to_more(packed):
-            raise damaged_error(place, f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes")
-        try:
-            yield batch, list(batch)
-        except KafkaError as error:
-            raise damaged_error(place, str(error)) from error
+        if count > MAX_BATCH_MESSAGES:
+            raise damaged_error(place, f"it has more than {MAX_BATCH_MESSAGES} messages")
+        if batch.compression_type == GZIP_CODE:
+            unpacked = _unpacked(data, most_bytes)
+            if unpacked is None:
+                raise damaged_error(place, f"it unpacks to more than {most_bytes} bytes")
+            data = memoryview(unpacked)
+        elif batch.compression_type != NO_CODE:
+            raise damaged_error(place, "it is compressed otherwise than with gzip")
+        yield batch, _messages(batch.base_offset, data, count, place)
 
 
-def _unpacks_to_more(packed: memoryview) -> bool:
-    """Return whether this is more than MAX_UNPACKED_BYTES, or cut off, or no gzip."""
+def _messages(base: int, data: memoryview, count: int, place: str) -> Iterator[ReadMessage]:
+    """Yield the messages of a batch; raises StateError.
+
+    A library in C would let nobody else run until it has read all headers that a message names.
+    """
+    pos = 0
+    try:
+        for _ in range(count):
+            length, start = _read_varint(data, pos)
+            _, at = _read_varint(data, start + 1)  # behind the attributes, when it was made
+            delta, at = _read_varint(data, at)
+            key, at = _read_sized(data, at)
+            value, at = _read_sized(data, at)
+            named, at = _read_varint(data, at)
+            headers = []
+            for _ in range(min(named, MAX_HEADERS)):
+                name, at = _read_sized(data, at)
+                content, at = _read_sized(data, at)
+                headers.append(((name or b"").decode(), content))
+            pos = start + length
+            if not at <= pos <= len(data):
+                raise ValueError("a message runs over its end")
+            yield ReadMessage(base + delta, key, value, headers)
+    except (IndexError, ValueError) as error:
+        raise damaged_error(place, str(error)) from error
+
+
+def _read_varint(data: memoryview, pos: int) -> tuple[int, int]:
+    """Read a number as records have them: of 64 bits, the lowest of which is its sign."""
+    value = bits = 0
+    while (byte := data[pos]) >= VARINT_MORE:
+        value |= (byte & VARINT_PAYLOAD) << bits
+        bits += VARINT_PAYLOAD_BITS
+        pos += 1
+        if bits > _MAX_VARINT_BITS:
+            raise ValueError("a varint has more than 64 bits")
+    value |= byte << bits
+    return (value >> 1) ^ -(value & 1), pos + 1
+
+
+def _read_sized(data: memoryview, pos: int) -> tuple[bytes | None, int]:
+    """Read bytes, None for null, which may be cut off by the end of the data."""
+    size, pos = _read_varint(data, pos)
+    return (None, pos) if size < 0 else (bytes(data[pos : pos + size]), pos + size)
+
+
+def _unpacked(packed: memoryview, most_bytes: int) -> bytes | None:
+    """Return what this unpacks to; None where it is more than `most_bytes`, cut off, or no gzip."""
     unpacking = zlib.decompressobj(wbits=_GZIP_WBITS)
     try:
-        unpacking.decompress(packed, MAX_UNPACKED_BYTES)
+        data = unpacking.decompress(packed, most_bytes)
     except zlib.error:
-        return True
-    return not unpacking.eof or bool(unpacking.unused_data)
+        return None
+    return data if unpacking.eof and not unpacking.unused_data else None
 
 
 def damaged_error(place: str, finding: str) -> StateError:

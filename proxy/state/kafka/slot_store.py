@@ -1,7 +1,7 @@
 """The store of slots in a topic: records in memory, each change written before it counts."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
@@ -13,11 +13,18 @@ from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.cluster.upstream import NonRetriableError, UpstreamError
+from proxy.cluster.upstream import NonRetriableError, UpstreamError, misread_is_bad_response
 from proxy.state.store import ClosedError, Record, StateError, Store
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
-from .messages import WRITER_HEADER, Content, Place, committed_messages, decode_batches, size_of
+from .messages import (
+    WRITER_HEADER,
+    Content,
+    Place,
+    damaged_error,
+    decode_batches,
+    size_of,
+)
 from .producer import Producer
 from .slot_table import GroupFence, SlotTable
 from .state_topic import MAX_RECORD_BYTES, FencedError, NotReadyError, StateTopic
@@ -50,6 +57,10 @@ GRACE_S = 0.2
 
 KAFKA_ERRORS = (UpstreamError, NonRetriableError, FencedError)
 """What the brokers say."""
+
+LEAST_RECORD_BYTES = 64
+"""For so much a record counts at least that was read: whoever may write must not fill our memory
+with empty ones."""
 
 Value = TypeVar("Value")
 
@@ -331,13 +342,21 @@ class SlotStore(Store):
     async def _read(self, positions: Mapping[int, int]) -> dict[Place, Content]:
         """Return what is committed from these positions on. Raises StateError: it is too large."""
         read_to = dict(positions)
+        found = await self._collect(self._reading.read(read_to))
+        self._positions |= read_to
+        return found
+
+    async def _collect(
+        self, messages: AsyncIterable[tuple[Place, Content]]
+    ) -> dict[Place, Content]:
+        """Return what they leave, and delete of what is known here. Raises as `_read`."""
         found: dict[Place, Content] = {}
         size_bytes = 0
-        async for place, content in self._reading.read(read_to):
-            size_bytes += size_of(content) - size_of(found.get(place))
+        async for place, content in messages:
+            size_bytes += _room_of(content) - _room_of(found.pop(place, None))
             self._check_size(size_bytes)
-            found[place] = content
-        self._positions |= read_to
+            if content is not None or self.slots.at(place) is not None:
+                found[place] = content
         return found
 
     async def _read_whole(self, slots: Collection[int]) -> None:
@@ -423,8 +442,9 @@ class SlotStore(Store):
                     for each in decode_batches(topic.name, part)
                     if each[0].base_offset >= start
                 )
-                for record in next(begun, (None, []))[1][:1]:
-                    writer = dict(record.headers).get(WRITER_HEADER) or b""
+                _, messages = next(begun, (None, iter(())))
+                if (first := next(messages, None)) is not None:
+                    writer = dict(first.headers).get(WRITER_HEADER) or b""
                     found.add(writer.decode(errors="replace"))
         return {writer for writer in found if writer.startswith(self._prefix)}
 
@@ -444,7 +464,8 @@ class SlotStore(Store):
                 await asyncio.sleep(FOLLOW_PAUSE_S)
                 continue
             try:
-                await self._read_on()
+                with misread_is_bad_response():
+                    await self._read_on()
                 if failing:
                     _log.info("the common slot is followed again")
                 failing = False
@@ -468,10 +489,15 @@ class SlotStore(Store):
                 # It was made anew; who has the slot writes to it all that there was.
                 self._positions |= await topic.offsets((common,), EARLIEST)
                 return
-        found = dict(
-            each for part in parts for each in committed_messages(topic.name, part, positions)
-        )
+        found = await self._collect(topic.committed(parts, positions))
+        if positions[common] == began and any(part.records for part in parts):
+            place = f"what is at offset {began} of topic {topic.name} (partition {common})"
+            raise damaged_error(place, "no batch ends behind that")
         if self._positions[common] == began and common not in self.slots.taken:
             self._positions |= positions
             if changed := self.slots.change(found):
                 self._on_change(frozenset(changed))
+
+
+def _room_of(content: Content) -> int:
+    return 0 if content is None else max(size_of(content), LEAST_RECORD_BYTES)

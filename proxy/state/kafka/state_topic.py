@@ -3,7 +3,8 @@
 All versions of requests are the newest that Kafka 2.5 has, and every later one.
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from proxy.cluster.upstream import (
     NonRetriableError,
     UpstreamError,
     error_name,
+    misread_is_bad_response,
 )
 from proxy.state.store import StateError
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
@@ -49,6 +51,9 @@ NEW_TOPIC_LIMIT_S = 60.0
 
 FETCH_BYTES = 4 * 2**20
 """At a time; a longer batch comes whole."""
+
+READ_AT_ONCE = 200
+"""Messages between two turns of others: some milliseconds."""
 
 FETCH_WAIT_MS = 500
 """Who reads on waits at the broker for so long, then asks again."""
@@ -127,7 +132,8 @@ class StateTopic(KafkaClient):
         settings.
         """
         # At once when nobody answers; what comes later is given the time.
-        (seen,) = (await self.metadata([self.name])).topics
+        with misread_is_bad_response():
+            (seen,) = (await self.metadata([self.name])).topics
         async with self.within(NEW_TOPIC_LIMIT_S if seen.error_code else limit_s):
             await self._ensure()
 
@@ -141,8 +147,19 @@ class StateTopic(KafkaClient):
         positions.update(await retry(partial(self.offsets, whole, EARLIEST)))
         ends = await retry(partial(self.offsets, positions, LATEST))
         while left := {at: positions[at] for at, end in ends.items() if positions[at] < end}:
-            for part in await retry(partial(self.fetch, left)):
-                for each in committed_messages(self.name, part, positions):
+            parts = await retry(partial(self.fetch, left))
+            async for each in self.committed(parts, positions):
+                yield each
+
+    async def committed(
+        self, parts: Iterable[Any], positions: dict[int, int]
+    ) -> AsyncIterator[tuple[Place, Content]]:
+        """Yield `committed_messages` of what was fetched; others have turns meanwhile."""
+        with misread_is_bad_response():
+            for part in parts:
+                for number, each in enumerate(committed_messages(self.name, part, positions)):
+                    if not number % READ_AT_ONCE:
+                        await asyncio.sleep(0)
                     yield each
 
     async def fetch(
