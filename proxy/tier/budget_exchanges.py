@@ -325,7 +325,7 @@ class BudgetLeasing:
         answer = await self._peers.rows(owner, BUDGETS_PATH, message, "leases")
         try:
             return [(str(name), *_lease_of(lease)) for name, *lease in answer]
-        except (TypeError, ValueError) as error:
+        except (ArithmeticError, TypeError, ValueError) as error:
             raise PeerError(owner, f"its leases are not understood: {error}") from None
 
     def _failed(self, owner: str, names: Iterable[str], problem: str) -> None:

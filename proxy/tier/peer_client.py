@@ -89,10 +89,12 @@ class PeerClient:
         target: str,
         headers: Mapping[str, str],
         body: bytes | None,
+        most_bytes: int | None = None,
     ) -> Reply:
         """Return what a member answers, whatever it says and when. Raises PeerError.
 
-        `target` is sent as it is, `body` as JSON; no redirection is followed.
+        `target` is sent as it is, `body` as JSON; no redirection is followed. An answer has at most
+        `most_bytes`, None: as the client says.
         """
         session, own = self._session, dict(headers)
         if session is None:
@@ -107,16 +109,17 @@ class PeerClient:
             own.setdefault("Content-Type", "application/json")
         if self.token is not None:
             own["Authorization"] = f"Bearer {self.token}"
-        url, tls = URL(f"{to.url.rstrip('/')}{target}", encoded=True), self.tls or True
-        received = bytearray()
+        tls, received = self.tls or True, bytearray()
+        most_bytes = most_bytes or self._most_bytes
         try:
+            url = URL(f"{to.url.rstrip('/')}{target}", encoded=True)  # as the member says
             async with session.request(
                 method, url, headers=own, data=body, allow_redirects=False, ssl=tls
             ) as response:
                 async for piece in response.content.iter_any():
                     received += piece
-                    if len(received) > self._most_bytes:
-                        raise ValueError(f"its answer is above {self._most_bytes} bytes")
+                    if len(received) > most_bytes:
+                        raise ValueError(f"its answer is above {most_bytes} bytes")
                 reason = response.reason or ""
                 return Reply(to.name, response.status, response.headers, bytes(received), reason)
         except aiohttp.ClientConnectorCertificateError as error:

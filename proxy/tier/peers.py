@@ -31,6 +31,10 @@ ALIVE_INTERVAL_S = 0.5
 PEER_TIMEOUT_S = 1.0
 """For each question. A member that is busy for longer is asked again."""
 
+MAX_ANSWER_BYTES, MAX_ANSWER_TIMES = 64 << 10, 2
+"""So much an answer has at most, and so many times the bytes of its question, whose rows it may
+repeat. It is read on the event loop."""
+
 SILENT_AFTER_S = 2.0
 """A member that has not answered for so long is silent: others serve its clients meanwhile. What
 this process stood still beyond PEER_TIMEOUT_S does not count."""
@@ -186,9 +190,10 @@ class Peers:
             raise PeerError(member, "it is not in the tier", was_sent=False)
         to, data = Target(member, url), None if body is None else json.dumps(body).encode()
         limit_s = limit_s or PEER_TIMEOUT_S
+        most_bytes = MAX_ANSWER_BYTES + MAX_ANSWER_TIMES * len(data or b"")
         try:
             async with asyncio.timeout(limit_s):
-                reply = await self._client.send(to, method, path, {}, data)
+                reply = await self._client.send(to, method, path, {}, data, most_bytes)
             if reply.status != HTTPStatus.OK:
                 raise PeerError(member, f"{path} answers {reply.status}")
         except TimeoutError:
@@ -200,5 +205,5 @@ class Peers:
         self.failing.discard(member)
         try:
             return json.loads(reply.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PeerError(member, str(error)) from None

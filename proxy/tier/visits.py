@@ -115,11 +115,12 @@ class VisitReporting:
         try:
             message = {"visits": [encode_visit(visit) for visit in visits]}
             answer = await self._peers.rows(owner, VISITS_PATH, message, "owed")
-        except PeerError as error:  # it may have charged them: then twice
+            rows = [read_visit(row) for row in answer]
+        except (PeerError, ValueError) as error:  # it may have charged them: then twice
             self._send_again(owner, visits, str(error))
             return
         self._failing_since_s.pop(owner, None)
-        for owed in [read_visit(row) for row in answer]:
+        for owed in rows:
             self._quotas.owe(owed.identity, owed.kind, owed.amount, clock_ms())
 
     def _send_again(self, owner: str, visits: Sequence[Visit], problem: str) -> None:

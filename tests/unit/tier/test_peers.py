@@ -20,6 +20,7 @@ from proxy.tier.peer_client import (
     PeerError,
 )
 from proxy.tier.peers import Peers
+from proxy.tier.visits import MAX_VISITS
 
 HOST = "127.0.0.1"
 ROW = ["main", None, "etl", "10.0.0.9", "consumer_byte_rate", 1024.0]
@@ -40,6 +41,8 @@ class Machine:
         self.followed, self.answered = asyncio.Event(), asyncio.Event()
         self.runner: web.AppRunner | None = None
         self.owed: object = []
+        self.raw: bytes | None = None
+        """In place of an answer."""
         self.asked: list[tuple[str, str | None, object]] = []
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -50,11 +53,13 @@ class Machine:
         body = await request.json() if request.can_read_body else None
         self.answered.set()
         self.asked.append((request.path, request.headers.get("Authorization"), body))
+        if self.raw is not None:
+            return web.Response(body=self.raw)
         return web.json_response({"owed": self.owed}, status=self.status)
 
     @asynccontextmanager
     async def running(self, port: int = 0) -> AsyncIterator[str]:
-        app = web.Application()
+        app = web.Application(client_max_size=1 << 24)
         app.router.add_get(ALIVE_PATH, self._answer)
         app.router.add_post(VISITS_PATH, self._answer)
         app.router.add_post(RECORDS_PATH, self._answer)
@@ -149,6 +154,44 @@ async def test_another_answer_is_an_error(owed: object) -> None:
         peers.use({"b": url})
         with pytest.raises(PeerError, match="was not understood"):
             await peers.rows("b", VISITS_PATH, {"visits": [ROW]}, "owed")
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"[" * 50_000, "recursion"),
+        (b"9" * 50_000, "digits"),
+        (b"\xff" * 50_000, "decode"),
+        (b"[" + b"0," * 200_000 + b"0]", "its answer is above"),
+    ],
+)
+async def test_what_is_no_answer_is_an_error_and_not_read(answer: bytes, problem: str) -> None:
+    machine = Machine()
+    machine.raw = answer
+    async with machine.running() as url, asking() as peers:
+        peers.use({"b": url})
+        with pytest.raises(PeerError, match=problem):
+            await peers.rows("b", VISITS_PATH, {"visits": [ROW]}, "owed")
+
+
+@pytest.mark.parametrize("url", ["http://[", "file:///etc/passwd", "http://"])
+async def test_an_address_that_is_none_is_an_error(url: str) -> None:
+    async with asking() as peers:
+        peers.use({"b": url})
+        with pytest.raises(PeerError, match="b: it broke off"):
+            await peers.rows("b", VISITS_PATH, {"visits": [ROW]}, "owed")
+
+
+async def test_an_answer_with_all_that_was_asked_for_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers_module, "PEER_TIMEOUT_S", LIMIT_S)
+    machine = Machine()
+    machine.owed = [[*ROW[:-1], 1 / 3 + number] for number in range(MAX_VISITS)]
+    async with machine.running() as url, asking() as peers:
+        peers.use({"b": url})
+        asked = {"visits": [ROW] * MAX_VISITS}
+        assert len(await peers.rows("b", VISITS_PATH, asked, "owed")) == MAX_VISITS
 
 
 async def test_who_refuses_hangs_is_gone_or_unknown_is_an_error(soon: None) -> None:
