@@ -6,7 +6,7 @@ import socket
 import pytest
 from relaylab.lab import LIMIT_S, turns
 
-from proxy.cluster.resolver import MAX_LOOKUPS, Resolver
+from proxy.cluster.resolver import MAX_LOOKUPS, MAX_NAME_CHARS, Resolver
 
 SERVER = ("broker", 9092)
 
@@ -113,6 +113,15 @@ async def test_addresses_need_no_name_server(monkeypatch):
     resolver, names = Resolver(), NameServer(monkeypatch)
     for address in ("10.0.0.9", "::1"):
         assert await found(await begin(resolver, (address, 9092))) == address
+    assert names.asked == []
+
+
+@pytest.mark.parametrize("host", ["a" * (MAX_NAME_CHARS + 1), "a." * 8_000, "", None])
+async def test_what_can_be_no_name_is_not_looked_up(monkeypatch, host):
+    resolver, names = Resolver(), NameServer(monkeypatch)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("it is encoded"))
+    with pytest.raises(socket.gaierror, match="a name of"):
+        await resolver.find((host, 9092))
     assert names.asked == []
 
 
