@@ -279,7 +279,7 @@ class ResponseFlow(FrameFlow):
         """Send on a response of which only the start is rewritten, as soon as that is there."""
         (length,) = INT32.unpack_from(start)
         frame_bytes, have = LENGTH_BYTES + length, len(start)
-        end = brokers_end(exchange.kind.version, start)
+        end = yield from brokers_end(exchange.kind.version, start)
         if end is None:
             if have >= min(frame_bytes, MAX_HEAD_BYTES):
                 raise MalformedResponse(f"the brokers of Metadata do not end in {have} bytes")

@@ -275,7 +275,7 @@ class RecordLayout:
         found = {}
         for name, node in self.fields.items():
             start, is_array = pos, isinstance(node, _Array)
-            pos = (yield from _skip_in_steps(node, data, pos)) if is_array else node.skip(data, pos)
+            pos = (yield from skip_in_steps(node, data, pos)) if is_array else node.skip(data, pos)
             found[name] = start, pos
         if self.tags is not None:
             pos = skip_tags(data, pos)
@@ -312,11 +312,11 @@ def seek_in_steps(layout: RecordLayout, field: str | None, data: Buffer, pos: in
         if name == field:
             break
         is_array = isinstance(node, _Array)
-        pos = (yield from _skip_in_steps(node, data, pos)) if is_array else node.skip(data, pos)
+        pos = (yield from skip_in_steps(node, data, pos)) if is_array else node.skip(data, pos)
     return pos
 
 
-def _skip_in_steps(node: _Array, data: Buffer, pos: int) -> Steps[int]:
+def skip_in_steps(node: _Array, data: Buffer, pos: int) -> Steps[int]:
     """Skip an array, a few elements at a time, and so the arrays in these."""
     if len(data) - pos <= _STEP_BYTES or isinstance(node.element, _Fixed):
         return node.skip(data, pos)

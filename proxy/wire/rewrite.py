@@ -35,6 +35,7 @@ from proxy.wire.layout import (
     response_layout,
     run_generator,
     seek_in_steps,
+    skip_in_steps,
     skip_tags,
     tagged_field_layout,
     write_tags,
@@ -159,15 +160,15 @@ def without_config_addresses(version: int, frame: Buffer) -> Steps[Buffer]:
         return message.frame()
 
 
-def brokers_end(version: int, start: Buffer) -> int | None:
+def brokers_end(version: int, start: Buffer) -> Steps[int | None]:
     """Return where the brokers of a Metadata response end, by its first bytes; None: not in them.
 
-    Behind them it names no address. Raises MalformedResponse.
+    In steps. Behind them it names no address. Raises MalformedResponse.
     """
     try:
         layout, pos = _open(METADATA, version, start)
         pos = layout.seek("brokers", start, pos)
-        end: int = layout.fields["brokers"].skip(start, pos)
+        end = yield from skip_in_steps(layout.fields["brokers"], start, pos)
     except INCOMPLETE:
         return None
     except ValueError as error:

@@ -542,14 +542,23 @@ def test_an_address_is_found_wherever_it_lies_in_a_long_response(name):
         assert b"real" not in whole(without_config_addresses(1, frame))
 
 
+def test_the_end_of_very_many_brokers_is_found_in_small_steps():
+    broker = APIS[METADATA].response.MetadataResponseBroker(node_id=1, host="h", port=9)
+    response = APIS[METADATA].response(version=9, brokers=[broker] * 50_000, topics=[])
+    response.with_header(correlation_id=1)
+    frame = bytes(response.encode(framed=True, header=True))
+    steps = sum(1 for _ in brokers_end(9, frame))
+    assert steps > 50_000 / STEP_ELEMENTS
+
+
 @pytest.mark.parametrize("version", range(APIS[METADATA].max_version + 1))
 def test_of_metadata_only_what_is_up_to_the_end_of_the_brokers_is_needed(filler, version):
     for seed in SEEDS:
         frame = filler(seed, unknown_tags=True).response(METADATA, version)
-        end = brokers_end(version, frame)
+        end = run_generator(brokers_end(version, frame))
         assert end is not None
         for cut in range(8, end):
-            assert brokers_end(version, frame[:cut]) is None
+            assert run_generator(brokers_end(version, frame[:cut])) is None
         expected = rewrite_response(METADATA, version, frame, tell_proxy, fallback=TOLD)
         start = whole(rewrite_in_steps(METADATA, version, frame[:end], tell_proxy, fallback=TOLD))
         assert start + frame[end:] == expected
