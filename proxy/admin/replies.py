@@ -129,7 +129,8 @@ async def read_json_bytes(request: web.Request, most_bytes: int = MAX_BODY_BYTES
                     raise ApiError(413, "the body is too large", f"send at most {most_bytes} bytes")
     except TimeoutError:
         raise ApiError(408, "the body did not arrive in time", "send it at once") from None
-    except web.RequestPayloadError:
+    # RuntimeError: the connection was closed before what is to come was waited for.
+    except (web.RequestPayloadError, RuntimeError):
         raise ApiError(400, "the body is broken off or badly framed", "send it again") from None
     return bytes(body)
 

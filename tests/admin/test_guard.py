@@ -3,14 +3,17 @@
 import asyncio
 import hmac
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from admin_world import AdminWorld, Ask, running, serve
+from aiohttp import StreamReader
+from aiohttp.test_utils import make_mocked_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.admin.replies import MAX_BODY_BYTES, ApiError
+from proxy.admin.replies import MAX_BODY_BYTES, ApiError, read_json_bytes
 from proxy.admin.rule_documents import parse_override
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry
@@ -257,3 +260,13 @@ async def test_no_request_makes_it_fail(ask: Ask, method: str, folder: str, rest
     assert answer.status < 500, answer.text
     if answer.status >= 400 and answer.json is not None:
         assert set(answer.json) == {"error", "fix"}
+
+
+async def test_a_connection_that_closed_before_its_body_was_waited_for_is_no_fault() -> None:
+    """As at the end of the proxy."""
+    closed: Any = SimpleNamespace(connected=False)
+    reader = StreamReader(closed, 1, loop=asyncio.get_running_loop())
+    request = make_mocked_request("PUT", ETL, headers=JSON, payload=reader)
+    with pytest.raises(ApiError, match="broken off") as caught:
+        await read_json_bytes(request)
+    assert caught.value.response().status == 400
