@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from pydantic import PlainSerializer, PlainValidator
 
@@ -19,8 +19,10 @@ from proxy.tier.slot_map import SLOTS, SlotMap
 USER_DATA_SCHEMA = 2
 """Of the documents. Kafka carries them for members of several versions during an upgrade."""
 
-MAX_DOCUMENT_BYTES = 16 * 2**20
-"""Unpacked. A map of 1,000 members takes some 300 KB; whoever may join must not fill our memory."""
+MAX_DOCUMENT_BYTES, MAX_SUBSCRIPTION_BYTES = 4 * 2**20, 2**19
+"""Unpacked. A map of 1,000 members takes some 300 KB, and what one says of itself some 10, with the
+ports of 4,000 brokers 60 more for each listener. Whoever may join must not fill our memory, nor
+have the leader read for long."""
 
 _LEVEL = 9
 """The brokers keep what a group has in one record, so size counts more than the milliseconds."""
@@ -58,11 +60,11 @@ def pack(document: Mapping[str, Any]) -> bytes:
     return zlib.compress(text.encode(), _LEVEL)
 
 
-def unpack(data: bytes) -> dict[str, Any]:
+def unpack(data: bytes, most_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
     """Return what was packed; raises UserDataError."""
     try:
         unpacking = zlib.decompressobj()
-        text = unpacking.decompress(data, MAX_DOCUMENT_BYTES)
+        text = unpacking.decompress(data, most_bytes)
         document = json.loads(text) if unpacking.eof else None
     except (zlib.error, ValueError, RecursionError) as error:
         raise UserDataError(f"not written by a proxy: {error}") from error
@@ -79,6 +81,8 @@ class UserData(JsonDataclass):
 
     __slots__ = ()
 
+    most_bytes: ClassVar[int] = MAX_DOCUMENT_BYTES
+
     def encode(self) -> bytes:
         """Return the bytes that `decode` reads."""
         return pack(self.document())
@@ -86,7 +90,7 @@ class UserData(JsonDataclass):
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read what was encoded; raises UserDataError."""
-        document = unpack(data)
+        document = unpack(data, cls.most_bytes)
         try:
             return cls.of(document)
         except (TypeError, ValueError) as error:
@@ -96,6 +100,8 @@ class UserData(JsonDataclass):
 @dataclass(frozen=True, slots=True)
 class Subscription(UserData):
     """What a member says of itself; `SlotStates` adds what it owns as it joins."""
+
+    most_bytes: ClassVar[int] = MAX_SUBSCRIPTION_BYTES
 
     addresses: MemberAddresses
     """With its name, which no other member of the tier has."""

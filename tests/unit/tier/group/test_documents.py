@@ -11,9 +11,11 @@ from parts.even_placement import even
 from structlog.testing import capture_logs
 from tier_machines import announcement, load, member, subscription
 
+from proxy.relay.steering import AdvertisedListener, MemberAddresses
 from proxy.tier.group.assignor import LARGE_GROUP_BYTES, group_metadata_size, sync_group_assignments
 from proxy.tier.group.group_documents import (
     MAX_DOCUMENT_BYTES,
+    MAX_SUBSCRIPTION_BYTES,
     AnnouncedMember,
     Assignment,
     RefusedMember,
@@ -120,6 +122,22 @@ def test_another_form_is_named() -> None:
 def test_a_bomb_is_not_unpacked() -> None:
     with pytest.raises(UserDataError, match="too long"):
         unpack(zlib.compress(b" " * (MAX_DOCUMENT_BYTES + 1)))
+
+
+def test_of_what_a_member_says_of_itself_less_is_unpacked() -> None:
+    sent = replace(announcement("a"), state_topic="x" * MAX_SUBSCRIPTION_BYTES)
+    with pytest.raises(UserDataError, match="too long"):
+        Subscription.decode(sent.encode())
+
+
+def test_a_member_with_very_many_ports_and_peers_is_read() -> None:
+    ports = {node_id: 20_000 + node_id for node_id in range(4_000)}
+    listener = AdvertisedListener("a.example.internal", 19_092, ports=ports)
+    places = MemberAddresses("a/1", {f"listener-{n}": listener for n in range(4)})
+    reached = frozenset(f"machine-{n}.example.internal/{n}" for n in range(1_000))
+    loads = dict.fromkeys(range(256), SlotLoad(1 / 3, 1 / 7))
+    sent = replace(announcement("a"), addresses=places, reached=reached, loads=loads)
+    assert Subscription.decode(sent.encode()) == sent
 
 
 def sizes(members: int, count: int) -> tuple[int, int, int]:
