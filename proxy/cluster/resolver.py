@@ -25,7 +25,7 @@ MAX_RESOLVED_NAMES = 1_000
 """Names, with ports, whose addresses are kept; of more, those found longest ago are forgotten."""
 
 MAX_NAME_CHARS = 254
-"""Of a name (RFC 1035) with a dot at its end. A longer one takes up to 0.2 s to encode each time."""
+"""Of a name (RFC 1035) with a dot at its end. A longer one takes up to 0.2 s to encode."""
 
 FAILING_S = 60.0
 """A name counts as failing for so long after its last addresses had to serve."""
