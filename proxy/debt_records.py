@@ -72,7 +72,7 @@ def read_debts(record: Record, served_on_ms: float = 0.0) -> list[SensorDebt] | 
             passed_s = time.time() - float(document["at_s"])
         passed_ms = max(0.0, passed_s * MS_PER_SECOND - served_on_ms)
         return [SensorDebt.of(row).after(passed_ms) for row in document["owed"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ArithmeticError, KeyError, StateError, TypeError, ValueError) as error:
         _log.warning("debts not taken over", record=record.key, error=str(error))
         return None
 

@@ -30,6 +30,9 @@ KEYS_KEY = "tier/keys"
 KEYS_SCHEMA = 1
 """Of the record's value."""
 
+MAX_KEYS_BYTES = 16 << 20
+"""Unpacked; 10,000 rules come to some 3 MB. Who may write to the topic must not fill our memory."""
+
 DIGEST_CHARS = 12
 
 MEND = "fix: count by what tells these clients apart, for example client-id, or divide it by hand"
@@ -76,10 +79,14 @@ class KeyDefinition:
             return None
         try:
             record.check_schema(KEYS_SCHEMA)
-            rules, sets = json.loads(zlib.decompress(b64decode(str(record.value))))
+            unpacking = zlib.decompressobj()
+            text = unpacking.decompress(b64decode(str(record.value)), MAX_KEYS_BYTES)
+            if not unpacking.eof:
+                raise ValueError(f"they are cut off, or have more than {MAX_KEYS_BYTES} bytes")
+            rules, sets = json.loads(text)
             together = tuple(LinkedClients(name, frozenset(ids)) for name, ids, _ in sets)
             return cls(rules_text(map(Rule.of, rules)), together)
-        except (ValueError, KeyError, TypeError, zlib.error) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
             raise StateError(
                 f"the rules that the tier goes by cannot be read: {error}",
                 "run versions that go together on all machines of the tier",

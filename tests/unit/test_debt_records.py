@@ -131,7 +131,14 @@ def test_a_process_goes_on_with_the_records_of_the_one_before(clocks: Clocks) ->
     assert len(DebtStore().read(store, clocks.now_ms)) == 1
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"boot":"","at_s":"x","up_s":1,"owed":[]}', "null"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[]", "{}", '{"boot":"","at_s":"x","up_s":1,"owed":[]}', "null"),
+        '{"boot":"","at_s":1%s,"up_s":1,"owed":[]}' % ("0" * 400),
+        pytest.param("[" * 100_000, id="nested deeply"),
+    ],
+)
 def test_a_record_that_cannot_be_read_is_left_out(clocks: Clocks, text: str) -> None:
     store = MemoryStore()
     records = DebtStore()

@@ -25,7 +25,7 @@ BUDGETS = {
     "proxy/launcher": Budget(517, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1324, 650),
-    "proxy/tier": Budget(4134, 2350),
+    "proxy/tier": Budget(4141, 2350),
     "proxy/onboarding": Budget(960, 700),
     "proxy/queries": Budget(986, 650),
     "proxy/admin": Budget(6211, 4250),

@@ -18,6 +18,7 @@ from proxy.quota.rules import AdaptiveSettings, QuotaPause, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
 from proxy.tier.key_rules import (
     KEYS_KEY,
+    MAX_KEYS_BYTES,
     KeyDefinition,
     TierKeyRules,
     digest_in_force,
@@ -108,12 +109,19 @@ def test_nobody_has_written_it_yet() -> None:
     assert KeyDefinition.read(MemoryStore()) is None
 
 
+def packed(text: bytes) -> Record:
+    """Return a record of this text in the place of rules."""
+    return Record.of(KEYS_KEY, b64encode(zlib.compress(text)).decode(), 1)
+
+
 @pytest.mark.parametrize(
     "record",
     [
         Record.of(KEYS_KEY, "bm90IHppcHBlZA==", 1),
         Record.of(KEYS_KEY, "?", 1),
         Record.of(KEYS_KEY, KeyDefinition("[]", ()).record().value, 2),
+        packed(b"[" * 100_000),
+        packed(b" " * MAX_KEYS_BYTES + b"[[],[]]"),
     ],
 )
 def test_what_cannot_be_read_is_said_with_how_to_mend_it(record: Record) -> None:
