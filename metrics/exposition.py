@@ -6,6 +6,7 @@ Each scrape looks at the things that are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -37,13 +38,14 @@ def join_scrapes(scrapes: Iterable[bytes]) -> list[memoryview]:
     families: dict[bytes, list[memoryview]] = {}
     for scrape in scrapes:
         text = memoryview(scrape)
-        for start, end in pairwise([*_family_starts(scrape), len(scrape)]):
-            type_line = scrape.index(b"\n", start) + 1
-            samples = scrape.index(b"\n", type_line) + 1
-            name = scrape[start + len(_HELP) : type_line].split()[0]
-            parts = families.setdefault(name, [text[start:samples]])
-            if samples < end:
-                parts.append(text[samples:end])
+        with suppress(IndexError, ValueError):  # what another process says may be cut off
+            for start, end in pairwise([*_family_starts(scrape), len(scrape)]):
+                type_line = scrape.index(b"\n", start) + 1
+                samples = scrape.index(b"\n", type_line) + 1
+                name = scrape[start + len(_HELP) : type_line].split()[0]
+                parts = families.setdefault(name, [text[start:samples]])
+                if samples < end:
+                    parts.append(text[samples:end])
     return list(chain.from_iterable(families.values()))
 
 

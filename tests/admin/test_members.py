@@ -416,6 +416,38 @@ async def test_a_member_that_dies_in_mid_answer_is_named(tier: TierWorld, of: Of
             assert (put.status, "'b/0'" in put.json["error"]) == (502, True)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"uptime_s": "x"}, {"uptime_s": 10**400}, {"members": []}, {"clients": [[]]}, {"tier": "x"}],
+    ids=str,
+)
+async def test_a_member_that_makes_no_sense_with_others_is_named(
+    tier: TierWorld, of: Of, change: dict[str, object]
+):
+    tier.worlds["a/0"].connect("etl-orders")(MIB)
+    honest = (await of("c/1")("GET", "/v1/status", headers=SCOPED)).json
+    sent = json.dumps(honest | change).encode()
+    head = MEMBER_HEAD.replace(b": 2", b": %d" % len(sent))
+    async with answering(head + sent) as (url, _):
+        tier.point("c/1", url)
+        for leader in ("a/0", "c/1"):
+            tier.leader = leader
+            merged = await asyncio.wait_for(of("a/0")("GET", "/v1/status"), LIMIT_S)
+            assert (merged.status, members(merged.json)) == (200, list(NAMES))
+            assert {"c/1"} >= {each["name"] for each in merged.json["unreachable"]}
+            assert names(merged.json["clients"]) == ["a/0"]
+
+
+@pytest.mark.parametrize("scrape", [b"# HELP", b"# HELP \n\n", b"# HELP a b\n", b"\xff" * 100])
+async def test_a_scrape_that_is_none_harms_no_other(tier: TierWorld, of: Of, scrape: bytes):
+    head = MEMBER_HEAD.replace(b": 2", b": %d" % len(scrape))
+    async with answering(head + scrape) as (url, _):
+        tier.point("a/1", url)
+        answer = await of("a/0")("GET", "/metrics")
+        assert answer.status == 200
+        assert "kafka_quota_proxy_connections" in answer.text
+
+
 async def test_members_ask_each_other_over_tls(tier: TierWorld):
     # A slow machine may take long for so many handshakes.
     authority, trusting = trustme.CA(), ssl.create_default_context()

@@ -64,6 +64,7 @@ AWAY_LIMIT_S, AWAY_RETRY_S = 2.0, 0.1
 
 _LEADER = "which keeps what concerns all"
 _OWNER = "which owns the report's client"
+_NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
 
 _log = get_logger(__name__)
 
@@ -137,7 +138,9 @@ class FanOutMiddleware:
             if not answers.ok:
                 return forwarded_reply(answers.first)
             # A thread: what ten members have to say takes some milliseconds each.
-            body = await asyncio.to_thread(_merged_body, answers, TABLES[path], page, more)
+            body = await asyncio.to_thread(
+                _merged_body, answers, TABLES[path], page, more, self._tier.name
+            )
         return long_reply(body, JSON_HEADERS)
 
     async def _get_any(self, request: web.Request) -> web.StreamResponse:
@@ -181,7 +184,7 @@ class FanOutMiddleware:
             if not reply.is_ok:
                 reasons.append(f"member {reply.member!r}: {document.get('reason')}")
             if warning := document.get("warning"):
-                warnings.append(warning)
+                warnings.append(str(warning))
         for each in answers.missing:
             if each.alive:
                 reasons.append(f"member {each.member!r} does not answer: {each.why}")
@@ -282,19 +285,22 @@ class FanOutMiddleware:
 
 
 def _merged_body(
-    answers: FanOutAnswers, table: Sequence[Part], page: PageRequest, more: Document
+    answers: FanOutAnswers, table: Sequence[Part], page: PageRequest, more: Document, own: str
 ) -> bytes:
-    """Return the merged document, and more fields, as JSON.
+    """Return the merged document, and more fields, as JSON; this member is `own`.
 
     Raises ApiError with 503 when no member is understood.
     """
 
-    def merge(documents: Mapping[str, Document]) -> dict[str, Any]:
-        return MemberDocuments(documents, page).merged(table)
+    def merge(documents: Mapping[str, Document]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the document, and what it shows of each member. Raises one of MISREAD."""
+        merged = MemberDocuments(documents, page).merged(table)
+        figures = merged.pop("members", {})
+        return merged, {name: dict(figures[name]) for name in documents if name in figures}
 
-    def fits(name: str, document: Document) -> bool:
+    def fits(documents: Mapping[str, Document]) -> bool:
         try:
-            merge({name: document})
+            merge(documents)
         except MISREAD:
             return False
         return True
@@ -303,21 +309,30 @@ def _merged_body(
     missing = [*answers.missing]
     for reply in answers.replies:
         document = object_or_none(reply.body) if reply.is_ok else None
-        if document and fits(reply.member, document):
+        if document and fits({reply.member: document}):
             documents[reply.member] = document
         elif reply.is_ok:
-            why = "its answer is not understood; is it of another version?"
-            missing.append(PeerError(reply.member, why))
+            missing.append(PeerError(reply.member, _NOT_UNDERSTOOD))
         elif reply.status != HTTPStatus.NOT_FOUND:  # which says that it has not what is asked for
             missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
         raise no_answer_error(missing)
-    merged = {**merge(documents), **more}
+    try:
+        merged, figures = merge(documents)
+    except MISREAD:  # each makes sense by itself alone; it is this member that is to be believed
+        fitting: dict[str, Document] = {}
+        for name in sorted(documents, key=lambda name: name != own):
+            if fits({**fitting, name: documents[name]}):
+                fitting[name] = documents[name]
+            else:
+                missing.append(PeerError(name, _NOT_UNDERSTOOD))
+        merged, figures = merge(fitting)
+    merged |= more
     about: dict[str, dict[str, Any]] = {
         reply.member: {"alive": True, "answers": True} for reply in answers.replies
     }
-    for name, figures in merged.pop("members", {}).items():
-        about[name] |= figures
+    for name, of_member in figures.items():
+        about[name] |= of_member
     for each in missing:
         about[each.member] = {"alive": each.alive, "answers": False, "problem": each.why}
     names = sorted(about, key=_in_order)
