@@ -24,7 +24,7 @@ server answers; there are four at least."""
 MAX_RESOLVED_NAMES = 1_000
 """Names, with ports, whose addresses are kept; of more, those found longest ago are forgotten."""
 
-MAX_NAME_CHARS = 254
+MAX_HOST_CHARS = 254
 """Of a name (RFC 1035) with a dot at its end. A longer one takes up to 0.2 s to encode."""
 
 FAILING_S = 60.0
@@ -50,7 +50,7 @@ class Resolver:
     async def find(self, server: Address) -> Found:
         """Return a server's addresses. Raises OSError, UnicodeError for a name never resolved."""
         chars = len(server[0] or "")  # a broker's answer may have null
-        if not 0 < chars <= MAX_NAME_CHARS:
+        if not 0 < chars <= MAX_HOST_CHARS:
             raise socket.gaierror(socket.EAI_NONAME, f"a name of {chars} characters")
         try:
             numeric = socket.AI_NUMERICHOST

@@ -31,7 +31,7 @@ ALIVE_INTERVAL_S = 0.5
 PEER_TIMEOUT_S = 1.0
 """For each question. A member that is busy for longer is asked again."""
 
-MAX_ANSWER_BYTES, MAX_ANSWER_TIMES = 64 << 10, 2
+MAX_PEER_ANSWER_BYTES, MAX_PEER_ANSWER_TIMES = 64 << 10, 2
 """So much an answer has at most, and so many times the bytes of its question, whose rows it may
 repeat. It is read on the event loop."""
 
@@ -190,7 +190,7 @@ class Peers:
             raise PeerError(member, "it is not in the tier", was_sent=False)
         to, data = Target(member, url), None if body is None else json.dumps(body).encode()
         limit_s = limit_s or PEER_TIMEOUT_S
-        most_bytes = MAX_ANSWER_BYTES + MAX_ANSWER_TIMES * len(data or b"")
+        most_bytes = MAX_PEER_ANSWER_BYTES + MAX_PEER_ANSWER_TIMES * len(data or b"")
         try:
             async with asyncio.timeout(limit_s):
                 reply = await self._client.send(to, method, path, {}, data, most_bytes)

@@ -6,7 +6,7 @@ import socket
 import pytest
 from relaylab.lab import LIMIT_S, turns
 
-from proxy.cluster.resolver import MAX_LOOKUPS, MAX_NAME_CHARS, Resolver
+from proxy.cluster.resolver import MAX_LOOKUPS, MAX_HOST_CHARS, Resolver
 
 SERVER = ("broker", 9092)
 
@@ -116,7 +116,7 @@ async def test_addresses_need_no_name_server(monkeypatch):
     assert names.asked == []
 
 
-@pytest.mark.parametrize("host", ["a" * (MAX_NAME_CHARS + 1), "a." * 8_000, "", None])
+@pytest.mark.parametrize("host", ["a" * (MAX_HOST_CHARS + 1), "a." * 8_000, "", None])
 async def test_what_can_be_no_name_is_not_looked_up(monkeypatch, host):
     resolver, names = Resolver(), NameServer(monkeypatch)
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("it is encoded"))
