@@ -6,7 +6,7 @@ import socket
 import pytest
 from relaylab.lab import LIMIT_S, turns
 
-from proxy.cluster.resolver import MAX_LOOKUPS, MAX_HOST_CHARS, Resolver
+from proxy.cluster.resolver import MAX_HOST_CHARS, MAX_LOOKUPS, Resolver
 
 SERVER = ("broker", 9092)
 
