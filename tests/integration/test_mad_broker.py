@@ -2,6 +2,7 @@
 that answers the proxy itself with nonsense does not end it.
 """
 
+import asyncio
 from http.client import OK
 from pathlib import Path
 from struct import pack
@@ -16,10 +17,16 @@ from support.report_poster import ReportPoster
 from support.scripted_broker import Answer, ScriptedBroker, body
 
 from proxy.cluster.broker_connection import CLIENT_ID
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.relay.steering import MemberAddresses
+from proxy.tier.group.group_documents import Subscription
+from proxy.tier.group.group_member import GroupMember
+from proxy.tier.group.slot_states import SlotStates
 from proxy.wire.apis import (
     APIS,
     FETCH,
     FIND_COORDINATOR,
+    JOIN_GROUP,
     LIST_OFFSETS,
     METADATA,
     RESPONSE_HEADER_BYTES,
@@ -105,7 +112,7 @@ def test_what_names_very_many_brokers_takes_little_more_than_its_length(tmp_path
 
 NULLS = b"\xff" * 64
 """Of a response: each list and each string is null, each number -1."""
-TRIES = 3
+TRIES, TRIES_LIMIT_S = 3, 30.0
 
 
 @pytest.mark.parametrize("api_key", [METADATA, LIST_OFFSETS, int(ApiKey.OffsetCommit)])
@@ -127,6 +134,44 @@ def test_an_answer_without_its_lists_ends_nothing(tmp_path: Path, api_key: int) 
             assert poster.post(poster.event(batch=poster.batch(1, 0, 5)))[0] == OK
             until(lambda: broker.asked[CLIENT_ID, api_key] >= TRIES, "it is asked again")
             client.ask(fetch(UNTAGGED, TOPIC))
+
+
+async def test_a_round_that_makes_no_sense_ends_no_member() -> None:
+    """It says that the member leads a group without members."""
+    lost: list[None] = []
+
+    async def released(_slots: frozenset[int]) -> None:
+        pass
+
+    async def held(_generation: int) -> bool:
+        return False
+
+    loop, is_asked_again = asyncio.get_running_loop(), asyncio.Event()
+
+    def joined(_: RequestHead) -> bytes:
+        if broker.asked[CLIENT_ID, JOIN_GROUP] >= TRIES:
+            loop.call_soon_threadsafe(is_asked_again.set)
+        return bytes(64)
+
+    with ScriptedBroker({}) as broker:
+        broker.answers.update(_cluster_of(broker))
+        broker.answers[JOIN_GROUP] = joined
+        member = GroupMember(
+            Bootstrap([(broker.host, broker.port)]),
+            "group",
+            SlotStates(),
+            lambda: Subscription(MemberAddresses("a", {}), "http://a", "cluster", "rules", 1.0),
+            on_assigned=lambda: None,
+            on_revoked=released,
+            on_lost=lambda: lost.append(None),
+            may_hold=held,
+        )
+        running_member = asyncio.create_task(member.run())
+        await asyncio.wait_for(is_asked_again.wait(), TRIES_LIMIT_S)
+        assert "makes no sense" in (member.problem or "")
+        member.stop()
+        await running_member
+    assert not lost
 
 
 def _cluster_of(broker: ScriptedBroker) -> dict[int, Answer]:
