@@ -3,14 +3,16 @@ that answers the proxy itself with nonsense does not end it.
 """
 
 import asyncio
+import gzip
 from http.client import OK
 from pathlib import Path
 from struct import pack
 
 import psutil
 import pytest
+from aiokafka.record.util import calc_crc32c
 from kafka.protocol.api_key import ApiKey
-from support.operating import running
+from support.operating import quota_proxy, running
 from support.proxy_process import ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch, message, records
 from support.report_poster import ReportPoster
@@ -24,6 +26,7 @@ from proxy.tier.group.group_member import GroupMember
 from proxy.tier.group.slot_states import SlotStates
 from proxy.wire.apis import (
     APIS,
+    DESCRIBE_CONFIGS,
     FETCH,
     FIND_COORDINATOR,
     JOIN_GROUP,
@@ -134,6 +137,46 @@ def test_an_answer_without_its_lists_ends_nothing(tmp_path: Path, api_key: int) 
             assert poster.post(poster.event(batch=poster.batch(1, 0, 5)))[0] == OK
             until(lambda: broker.asked[CLIENT_ID, api_key] >= TRIES, "it is asked again")
             client.ask(fetch(UNTAGGED, TOPIC))
+
+
+EMPTY_MESSAGE = bytes([12, 0, 0, 0, 1, 1, 0])
+"""Its length, attributes, time and offset, no key, no value, no headers."""
+MESSAGES = 2_000_000
+GZIP = 1
+
+
+def test_a_bomb_in_the_topic_of_the_state_is_not_unpacked(tmp_path: Path) -> None:
+    """Of 20 KB: who may write to the topic can put it there."""
+    packed = gzip.compress(EMPTY_MESSAGE * MESSAGES)
+    counted = pack(">hiqqqhii", GZIP, MESSAGES - 1, 0, 0, -1, -1, -1, MESSAGES) + packed
+    bomb = pack(">qiibI", 0, len(counted) + 9, 0, 2, calc_crc32c(counted)) + counted
+
+    def configs(head: RequestHead) -> bytes:
+        result = APIS[DESCRIBE_CONFIGS].response.DescribeConfigsResult
+        settings = {"cleanup.policy": "compact", "compression.type": "producer"}
+        entries = [
+            result.DescribeConfigsResourceResult(name=name, value=value, config_source=1)
+            for name, value in settings.items()
+        ]
+        topic = result(resource_type=2, resource_name=TOPIC, configs=entries)
+        return body(DESCRIBE_CONFIGS, head.api_version, results=[topic])
+
+    def fetched(head: RequestHead) -> bytes:
+        topic = APIS[FETCH].response.FetchableTopicResponse
+        part = topic.PartitionData(high_watermark=9, aborted_transactions=[], records=bomb)
+        return body(FETCH, head.api_version, responses=[topic(topic=TOPIC, partitions=[part])])
+
+    def offsets(head: RequestHead) -> bytes:
+        at_the_start = broker.asked[CLIENT_ID, LIST_OFFSETS] == 1
+        return ends(head).replace(pack(">q", 9), pack(">q", 0)) if at_the_start else ends(head)
+
+    with ScriptedBroker({}) as broker:
+        broker.answers.update(_cluster_of(broker) | {DESCRIBE_CONFIGS: configs, FETCH: fetched})
+        ends, broker.answers[LIST_OFFSETS] = broker.answers[LIST_OFFSETS], offsets
+        settings = config(broker.bootstrap, state={"kind": "kafka", "topic": TOPIC})
+        process = ProxyProcess(settings, tmp_path)
+        code, _, errors = quota_proxy("run", "-c", process.config_file)
+    assert (code, "it has more than 100000 messages" in errors) == (1, True), errors
 
 
 async def test_a_round_that_makes_no_sense_ends_no_member() -> None:
