@@ -19,6 +19,7 @@ from tier_world import NAMES, Of, TierWorld, members, names
 from tokens import CLOSED, OPEN, TOKENS, bearer
 
 from metrics import MemberInstruments
+from proxy.admin.peers.fan_out_middleware import MAX_MEMBER_VALUES
 from proxy.admin.port.guard import (
     AUTHOR,
     CHANGES,
@@ -32,6 +33,7 @@ from proxy.admin.port.guard import (
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.log_queue import log_level
 from proxy.tier.peer_client import PeerClient
+from proxy.tier.peers import MAX_PEER_ANSWER_BYTES
 
 ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"
@@ -419,7 +421,7 @@ async def test_a_member_that_dies_in_mid_answer_is_named(tier: TierWorld, of: Of
 @pytest.mark.parametrize(
     "change",
     [{"uptime_s": "x"}, {"uptime_s": 10**400}, {"members": []}, {"clients": [[]]}, {"tier": "x"}],
-    ids=str,
+    ids=lambda change: next(iter(change)),
 )
 async def test_a_member_that_makes_no_sense_with_others_is_named(
     tier: TierWorld, of: Of, change: dict[str, object]
@@ -436,6 +438,21 @@ async def test_a_member_that_makes_no_sense_with_others_is_named(
             assert (merged.status, members(merged.json)) == (200, list(NAMES))
             assert {"c/1"} >= {each["name"] for each in merged.json["unreachable"]}
             assert names(merged.json["clients"]) == ["a/0"]
+
+
+async def test_a_member_that_says_more_than_any_is_not_read(tier: TierWorld, of: Of):
+    honest = (await of("c/1")("GET", "/v1/status", headers=SCOPED)).json
+    sent = json.dumps(honest | {"more": [0] * (MAX_MEMBER_VALUES + 1)}).encode()
+    async with answering(MEMBER_HEAD.replace(b": 2", b": %d" % len(sent)) + sent) as (url, _):
+        tier.point("c/1", url)
+        merged = await asyncio.wait_for(of("a/0")("GET", "/v1/status"), LIMIT_S)
+        assert (merged.status, members(merged.json)) == (200, list(NAMES))
+        assert [each["name"] for each in merged.json["unreachable"]] == ["c/1"]
+        assert "not understood" in merged.json["unreachable"][0]["why"]
+    sent = json.dumps({"status": "ready", "warning": "x" * MAX_PEER_ANSWER_BYTES}).encode()
+    async with answering(MEMBER_HEAD.replace(b": 2", b": %d" % len(sent)) + sent) as (url, _):
+        tier.point("a/1", url)
+        assert (await of("a/0")("GET", "/readyz")).json == {"status": "ready"}
 
 
 @pytest.mark.parametrize("scrape", [b"# HELP", b"# HELP \n\n", b"# HELP a b\n", b"\xff" * 100])

@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/tier": Budget(4141, 2350),
     "proxy/onboarding": Budget(960, 700),
     "proxy/queries": Budget(986, 650),
-    "proxy/admin": Budget(6226, 4250),
+    "proxy/admin": Budget(6234, 4250),
     "proxy/config": Budget(2635, 2150),
     "proxy/relay": Budget(6860, 4300),
     "proxy/usage": Budget(959, 950),

@@ -54,6 +54,7 @@ from proxy.progress.report import MAX_VALUES, count_values
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
 from proxy.tier.peer_client import PeerError, Reply
+from proxy.tier.peers import MAX_PEER_ANSWER_BYTES
 from proxy.tier.tier_member import TierMember
 
 UNDONE, UNDONE_LIMIT_S = HTTPStatus.SERVICE_UNAVAILABLE, 8.0
@@ -61,6 +62,10 @@ UNDONE, UNDONE_LIMIT_S = HTTPStatus.SERVICE_UNAVAILABLE, 8.0
 
 AWAY_LIMIT_S, AWAY_RETRY_S = 2.0, 0.1
 """For how long, and how often, a member is asked that is away."""
+
+MAX_MEMBER_VALUES = 1_000_000
+"""In one answer that is merged. A thousand rows have a tenth of that, and while more were read no
+thread would go on for a second."""
 
 _LEADER = "which keeps what concerns all"
 _OWNER = "which owns the report's client"
@@ -180,7 +185,9 @@ class FanOutMiddleware:
             return readiness_reply(no_answer_error(answers.missing).what, None)
         reasons, warnings = [], []
         for reply in answers.replies:
-            document = object_or_none(reply.body) or {"reason": "its answer is no JSON"}
+            is_short = len(reply.body) <= MAX_PEER_ANSWER_BYTES  # it is read on the event loop
+            document = object_or_none(reply.body) if is_short else None
+            document = document or {"reason": "its answer is no JSON"}
             if not reply.is_ok:
                 reasons.append(f"member {reply.member!r}: {document.get('reason')}")
             if warning := document.get("warning"):
@@ -308,7 +315,8 @@ def _merged_body(
     documents: dict[str, Document] = {}
     missing = [*answers.missing]
     for reply in answers.replies:
-        document = object_or_none(reply.body) if reply.is_ok else None
+        is_read = reply.is_ok and count_values(reply.body) <= MAX_MEMBER_VALUES
+        document = object_or_none(reply.body) if is_read else None
         if document and fits({reply.member: document}):
             documents[reply.member] = document
         elif reply.is_ok:
