@@ -218,8 +218,9 @@ class KafkaClient:
             brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
             for topic in response.topics:
                 for part in topic.partitions:
-                    if part.leader_id in brokers:
-                        self._found[topic.name, part.partition_index] = brokers[part.leader_id]
+                    partition = topic.name, part.partition_index
+                    if partition in unknown and part.leader_id in brokers:  # no others are kept
+                        self._found[partition] = brokers[part.leader_id]
         by_leader: dict[Address, list[Partition]] = {}
         for some in request_chunks(partitions):
             await asyncio.sleep(0)  # to look up thousands takes milliseconds

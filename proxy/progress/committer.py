@@ -259,7 +259,8 @@ class _GroupCommitter:
             self._require(response.error_code)
             for part, row in self._taken(response.topics, tried):
                 at = row.committed_offset
-                offsets[part] = None if at == _NO_OFFSET else at
+                if part in partitions:  # no others are kept
+                    offsets[part] = None if at == _NO_OFFSET else at
         return offsets
 
     def _taken(

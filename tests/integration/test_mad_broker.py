@@ -19,7 +19,7 @@ from support.report_poster import ReportPoster
 from support.scripted_broker import Answer, ScriptedBroker, body
 
 from proxy.cluster.broker_connection import CLIENT_ID
-from proxy.cluster.kafka_client import Bootstrap
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.relay.steering import MemberAddresses
 from proxy.tier.group.group_documents import Subscription
 from proxy.tier.group.group_member import GroupMember
@@ -177,6 +177,18 @@ def test_a_bomb_in_the_topic_of_the_state_is_not_unpacked(tmp_path: Path) -> Non
         process = ProxyProcess(settings, tmp_path)
         code, _, errors = quota_proxy("run", "-c", process.config_file)
     assert (code, "it has more than 100000 messages" in errors) == (1, True), errors
+
+
+async def test_of_leaders_only_those_are_kept_that_were_asked_for() -> None:
+    """Else a broker could have a member that asks each second keep ever more."""
+    with ScriptedBroker({}) as broker:
+        broker.answers.update(_cluster_of(broker))
+        client = KafkaClient(Bootstrap([(broker.host, broker.port)]))
+        there = (broker.host, broker.port)
+        assert await client.leaders({("other", 0)}) == {}
+        assert list(client.known_leaders([(TOPIC, 0)])) == []
+        assert await client.leaders({(TOPIC, 0)}) == {there: [(TOPIC, 0)]}
+        client.close()
 
 
 async def test_a_round_that_makes_no_sense_ends_no_member() -> None:
