@@ -36,7 +36,7 @@ BUDGETS = {
     "proxy/backpressure": Budget(2520, 1950),
     "proxy/quota": Budget(5625, 3100),
     "proxy/progress": Budget(3697, 2950),
-    "proxy/state": Budget(2299, 1300),
+    "proxy/state": Budget(2302, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5299, 4430
     ),

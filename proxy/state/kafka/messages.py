@@ -173,7 +173,7 @@ def decode_batches(
         place += f"{topic} (partition {part.partition_index})"
         if end < MIN_BATCH_BYTES or left[_MAGIC_AT] != BATCH_MAGIC:
             raise damaged_error(place, "it is no record batch")
-        batch, data = DefaultRecordBatch(bytes(left[:end])), left[MIN_BATCH_BYTES:end]
+        batch, data = DefaultRecordBatch(bytes(left[:end])), bytes(left[MIN_BATCH_BYTES:end])
         count = int.from_bytes(left[_COUNT_AT:MIN_BATCH_BYTES], signed=True)
         left = left[end:]
         if not batch.validate_crc():
@@ -184,13 +184,13 @@ def decode_batches(
             unpacked = _unpacked(data, most_bytes)
             if unpacked is None:
                 raise damaged_error(place, f"it unpacks to more than {most_bytes} bytes")
-            data = memoryview(unpacked)
+            data = unpacked
         elif batch.compression_type != NO_CODE:
             raise damaged_error(place, "it is compressed otherwise than with gzip")
         yield batch, _messages(batch.base_offset, data, count, place)
 
 
-def _messages(base: int, data: memoryview, count: int, place: str) -> Iterator[ReadMessage]:
+def _messages(base: int, data: bytes, count: int, place: str) -> Iterator[ReadMessage]:
     """Yield the messages of a batch; raises StateError.
 
     A library in C would let nobody else run until it has read all headers that a message names.
@@ -217,8 +217,11 @@ def _messages(base: int, data: memoryview, count: int, place: str) -> Iterator[R
         raise damaged_error(place, str(error)) from error
 
 
-def _read_varint(data: memoryview, pos: int) -> tuple[int, int]:
+def _read_varint(data: bytes, pos: int) -> tuple[int, int]:
     """Read a number as records have them: of 64 bits, the lowest of which is its sign."""
+    byte = data[pos]
+    if byte < VARINT_MORE:
+        return (byte >> 1) ^ -(byte & 1), pos + 1
     value = bits = 0
     while (byte := data[pos]) >= VARINT_MORE:
         value |= (byte & VARINT_PAYLOAD) << bits
@@ -230,13 +233,13 @@ def _read_varint(data: memoryview, pos: int) -> tuple[int, int]:
     return (value >> 1) ^ -(value & 1), pos + 1
 
 
-def _read_sized(data: memoryview, pos: int) -> tuple[bytes | None, int]:
+def _read_sized(data: bytes, pos: int) -> tuple[bytes | None, int]:
     """Read bytes, None for null, which may be cut off by the end of the data."""
     size, pos = _read_varint(data, pos)
-    return (None, pos) if size < 0 else (bytes(data[pos : pos + size]), pos + size)
+    return (None, pos) if size < 0 else (data[pos : pos + size], pos + size)
 
 
-def _unpacked(packed: memoryview, most_bytes: int) -> bytes | None:
+def _unpacked(packed: bytes, most_bytes: int) -> bytes | None:
     """Return what this unpacks to; None where it is more than `most_bytes`, cut off, or no gzip."""
     unpacking = zlib.decompressobj(wbits=_GZIP_WBITS)
     try:
