@@ -9,6 +9,8 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
+from kafka.protocol.api_key import ApiKey
+
 from .dial import run_when_ready
 from .login import Login
 from .upstream import CONNECTION_CLOSED, Address, UpstreamError
@@ -19,9 +21,17 @@ CLIENT_ID = "kafka-quota-proxy"
 IDLE_S = 60.0
 """A connection on which nothing was asked for so long is closed; brokers would do so later."""
 
-MAX_RESPONSE_BYTES, MAX_LOGIN_BYTES = 16 << 20, 64 << 10
+MAX_RESPONSE_BYTES, MAX_SHORT_BYTES, MAX_LOGIN_BYTES = 16 << 20, 1 << 20, 64 << 10
 """A longer one is none of Kafka's: we ask for far less. What it is decoded to takes 40 times as
 much, and nothing ends the thread that decodes it."""
+
+LONG_ANSWERED = frozenset(
+    {
+        *(ApiKey.Fetch, ApiKey.Metadata, ApiKey.OffsetFetch, ApiKey.DescribeClientQuotas),
+        *(ApiKey.JoinGroup, ApiKey.SyncGroup, ApiKey.ListGroups, ApiKey.DescribeGroups),
+    }
+)
+"""What these are answered may be long; all else has 1,000 rows at most, in some 300 KB."""
 
 DECODED_HERE_BYTES = 16 * 1024
 """A longer response is decoded in a thread: Metadata of 10,000 partitions takes some 50 ms."""
@@ -82,12 +92,15 @@ class BrokerConnection:
             while (request := await asyncio.to_thread(exchange.send, answer)) is not None:
                 answer = await self._ask(request, MAX_LOGIN_BYTES)
 
-    async def ask(self, request: Any, limit_s: float, most_bytes: int = MAX_RESPONSE_BYTES) -> Any:
+    async def ask(self, request: Any, limit_s: float, most_bytes: int | None = None) -> Any:
         """Send a request of kafka-python's, made with its version, and return its response.
 
         Whatever goes wrong, or cancels the caller, closes the connection.
         Raises UpstreamError: timeout, closed or bad_response.
         """
+        if most_bytes is None:
+            is_long = request.API_KEY in LONG_ANSWERED
+            most_bytes = MAX_RESPONSE_BYTES if is_long else MAX_SHORT_BYTES
         async with self._within(limit_s, "no answer in"):
             response = await self._ask(request, most_bytes)
         self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.close)

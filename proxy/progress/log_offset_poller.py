@@ -9,7 +9,12 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.cluster.kafka_client import KafkaClient, chunks_by_topic, format_partitions
+from proxy.cluster.kafka_client import (
+    MAX_REQUEST_PARTITIONS,
+    KafkaClient,
+    chunks_by_topic,
+    format_partitions,
+)
 from proxy.cluster.upstream import Address, UpstreamError, misread_is_bad_response
 from proxy.slices import TimeSlicer
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
@@ -159,7 +164,10 @@ class LogOffsetPoller:
             request = ListOffsetsRequest[LIST_OFFSETS_VERSION](
                 replica_id=_CONSUMER, isolation_level=READ_UNCOMMITTED, topics=list(topics.items())
             )
-            for topic in (await self._client.ask(request, leader)).topics:
+            answered = (await self._client.ask(request, leader)).topics
+            if sum(len(topic.partitions) for topic in answered) > MAX_REQUEST_PARTITIONS:
+                raise ValueError("more partitions than were asked for")
+            for topic in answered:
                 for row in topic.partitions:
                     partition = topic.name, row.partition_index
                     if row.error_code:

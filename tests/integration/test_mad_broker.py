@@ -20,6 +20,7 @@ from support.scripted_broker import Answer, ScriptedBroker, body
 
 from proxy.cluster.broker_connection import CLIENT_ID
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import UpstreamError
 from proxy.relay.steering import MemberAddresses
 from proxy.tier.group.group_documents import Subscription
 from proxy.tier.group.group_member import GroupMember
@@ -142,6 +143,7 @@ def test_an_answer_without_its_lists_ends_nothing(tmp_path: Path, api_key: int) 
 EMPTY_MESSAGE = bytes([12, 0, 0, 0, 1, 1, 0])
 """Its length, attributes, time and offset, no key, no value, no headers."""
 MESSAGES = 2_000_000
+ROWS = 100_000
 GZIP = 1
 
 
@@ -177,6 +179,22 @@ def test_a_bomb_in_the_topic_of_the_state_is_not_unpacked(tmp_path: Path) -> Non
         process = ProxyProcess(settings, tmp_path)
         code, _, errors = quota_proxy("run", "-c", process.config_file)
     assert (code, "it has more than 100000 messages" in errors) == (1, True), errors
+
+
+async def test_an_answer_that_is_longer_than_any_of_its_kind_is_not_decoded() -> None:
+    row = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
+    topic = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse(partitions=[row()] * ROWS)
+
+    def many(head: RequestHead) -> bytes:
+        return body(LIST_OFFSETS, head.api_version, topics=[topic])
+
+    with ScriptedBroker({LIST_OFFSETS: many}) as broker:
+        client = KafkaClient(Bootstrap([(broker.host, broker.port)]))
+        request = message(LIST_OFFSETS, 2, replica_id=-1, isolation_level=0, topics=[])
+        with pytest.raises(UpstreamError, match="a response of") as caught:
+            await client.ask(request)
+        assert caught.value.reason == "bad_response"
+        client.close()
 
 
 async def test_of_leaders_only_those_are_kept_that_were_asked_for() -> None:

@@ -35,10 +35,10 @@ BUDGETS = {
     "proxy/pipeline": Budget(3117, 2700),
     "proxy/backpressure": Budget(2520, 1950),
     "proxy/quota": Budget(5625, 3100),
-    "proxy/progress": Budget(3697, 2950),
+    "proxy/progress": Budget(3705, 2950),
     "proxy/state": Budget(2302, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5299, 4430
+        5312, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(898, 650),
     "proxy/spark/usage": Budget(1599, 900),
