@@ -38,7 +38,7 @@ BUDGETS = {
     "proxy/progress": Budget(3705, 2950),
     "proxy/state": Budget(2302, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5312, 4430
+        5320, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(898, 650),
     "proxy/spark/usage": Budget(1599, 900),

@@ -3,20 +3,27 @@
 import asyncio
 import struct
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from proxy.cluster.kafka_client import ANSWER_TIMEOUT_S, METADATA_VERSION, Bootstrap, KafkaClient
+from proxy.cluster.kafka_client import (
+    ANSWER_TIMEOUT_S,
+    MAX_REQUEST_PARTITIONS,
+    METADATA_VERSION,
+    Bootstrap,
+    KafkaClient,
+)
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import CONNECTION_CLOSED, NonRetriableError, UpstreamError, error_name
 
 HOST = "127.0.0.1"
 HANDSHAKE, AUTHENTICATE = 17, 36
 MOMENT_S = 0.05
+MANY = 20_000
 
 
 class Broker:
@@ -208,6 +215,36 @@ async def test_what_fails_is_tried_again_within_its_time() -> None:
                 async with client.within(0.3):
                     await client.retry(attempt)
             assert (tries > 1) is (broker is broken)
+
+
+class ToldOfMany(KafkaClient):
+    """Is told of far more partitions than it asks for."""
+
+    async def metadata(self, topics: Iterable[str] = ()) -> MetadataResponse:
+        topic = MetadataResponse.MetadataResponseTopic
+        part = topic.MetadataResponsePartition(leader_id=1)
+        many = [topic(name="many", partitions=[part] * MANY)]
+        none = [topic(name="none", partitions=[])] * MANY
+        wanted = [topic(name=name, partitions=[part]) for name in topics]
+        broker = MetadataResponse.MetadataResponseBroker(node_id=1, host=HOST, port=9)
+        return MetadataResponse(version=4, brokers=[broker], topics=[*many, *wanted, *none])
+
+
+async def test_what_was_not_asked_for_is_walked_in_turns_and_not_kept() -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    client = ToldOfMany(Bootstrap([(HOST, 9)]))
+    counting = asyncio.create_task(count_turns())
+    assert await client.leaders({("asked", 0)}) == {(HOST, 9): [("asked", 0)]}
+    counting.cancel()
+    assert turns > 2 * MANY / MAX_REQUEST_PARTITIONS - 2
+    assert client.known_leaders([("many", 0)]) == {}
 
 
 async def test_a_refusal_is_not_tried_again() -> None:
