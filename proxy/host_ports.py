@@ -35,7 +35,7 @@ class MemberSockets:
         return [*of_listeners, *self.own_admin, *self.shared_admin]
 
 
-class HostSockets(ReusePortSockets):
+class HostMemberSockets(ReusePortSockets):
     """The sockets of all members of a host.
 
     All members share the bootstrap ports, with a socket for each, and the admin port, with one for

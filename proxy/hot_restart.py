@@ -11,7 +11,7 @@ from metrics.member_names import member_name
 from proxy.config import Config
 from proxy.config.secrets import read_secrets
 from proxy.config.stores import open_store
-from proxy.host_ports import HostSockets
+from proxy.host_ports import HostMemberSockets
 from proxy.quota.rule_registry import read_changes
 from proxy.relay.take_over import (
     SERVE_TIMEOUT_S,
@@ -29,7 +29,10 @@ _log = get_logger(__name__)
 
 @asynccontextmanager
 async def taking_over(
-    predecessor: Predecessor | None, config: Config, ports: HostSockets, stop: asyncio.Event | None
+    predecessor: Predecessor | None,
+    config: Config,
+    ports: HostMemberSockets,
+    stop: asyncio.Event | None,
 ) -> AsyncIterator[None]:
     """Open all ports; who enters opens the rest, and has the place of a `predecessor` at the end.
 
@@ -69,7 +72,7 @@ def _check_state(config: Config, owner: int) -> None:
         read_changes(state)
 
 
-def _release(predecessor: Predecessor, ports: HostSockets) -> None:
+def _release(predecessor: Predecessor, ports: HostMemberSockets) -> None:
     """Get all new connections, and have the predecessor release what only one can have.
 
     Raises ListenerError; then it serves on.

@@ -37,7 +37,7 @@ from proxy.config.stores import open_store
 from proxy.debt_records import DebtWriter
 from proxy.garbage import FREED_INTERVAL_S, MemoryTrimmer, collect_frozen
 from proxy.health import Health
-from proxy.host_ports import HostSockets, MemberSockets
+from proxy.host_ports import HostMemberSockets, MemberSockets
 from proxy.hot_restart import taking_over
 from proxy.log_queue import log_level, log_queue
 from proxy.progress.query_registry import owns_all
@@ -173,7 +173,7 @@ class Member:
         self._debts = DebtWriter(config.state.kind, self._quotas, self._slices)
         self._reloader = Reloader(path, config, self._apply, self._health.record_load)
         self.reload = self._reloader.request
-        self.ports = HostSockets(config)
+        self.ports = HostMemberSockets(config)
         """Of the host where this member is alone; else only those that it opens for brokers."""
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""

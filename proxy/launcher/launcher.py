@@ -14,7 +14,7 @@ from pathlib import Path
 from structlog import get_logger
 
 from proxy.config import Config
-from proxy.host_ports import HostSockets
+from proxy.host_ports import HostMemberSockets
 from proxy.hot_restart import taking_over
 from proxy.launcher.worker import BEAT_INTERVAL_S, Directive, WorkerError, WorkerHandle, run_worker
 from proxy.member import Member
@@ -45,7 +45,7 @@ class Launcher:
 
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         self._config, self._make_member = config, partial(Member, config, path, splice=splice)
-        self.ports = HostSockets(config)
+        self.ports = HostMemberSockets(config)
         self._workers = [WorkerHandle(number) for number in range(config.worker_count)]
         self.tasks: Sequence[asyncio.Task[None]] = ()
         self._is_in_place = asyncio.Event()

@@ -82,7 +82,7 @@ ROOM_SHARE = 0.01
 NOBODY_LEFT = "no stage that asked to hold it back is alive"
 
 
-class RateDirection(StrEnum):
+class RateChangeDirection(StrEnum):
     """What a stage asks for."""
 
     DECREASE = "decrease"
@@ -112,7 +112,7 @@ class NodeHold:
     why: str = ""
     by: str = ""
     """A stage; empty when none asked."""
-    direction: RateDirection | None = None
+    direction: RateChangeDirection | None = None
     holders: tuple[str, ...] = ()
     """Stages that asked to decrease since control began, sorted."""
     revision: int = 0
@@ -130,7 +130,7 @@ class _NodeForm(BaseModel):
     since_s: Annotated[float, Field(ge=0, le=MAX_NUMBER)]
     why: str
     by: str
-    direction: RateDirection
+    direction: RateChangeDirection
     holders: tuple[str, ...]
     revision: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
@@ -188,7 +188,7 @@ class NodeController:
         return 1.0 if self.state.rate is None else self.state.rate / self.normal_rate
 
     def ask(
-        self, stage: str, direction: RateDirection, rate: float, adjust_ms: float, reason: str
+        self, stage: str, direction: RateChangeDirection, rate: float, adjust_ms: float, reason: str
     ) -> None:
         """Add a request of a stage; of two of a stage in one period the larger one counts.
 
@@ -196,7 +196,7 @@ class NodeController:
         this, may be infinite. `adjust_ms` is its `t_min_adjust`.
         """
         now, state = self.rate, self.state
-        if direction is RateDirection.DECREASE:
+        if direction is RateChangeDirection.DECREASE:
             is_again = state.direction is direction and stage in state.holders
             new = rate_with_added_delay(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
         else:
@@ -213,7 +213,9 @@ class NodeController:
         self._period_end_ms += self._period_ms * (1 + late_ms // self._period_ms)
         asked = self._requests
         less = {
-            name: each for name, each in asked.items() if each.direction is RateDirection.DECREASE
+            name: each
+            for name, each in asked.items()
+            if each.direction is RateChangeDirection.DECREASE
         }
         if not less:
             voices = {holder for holder in self.state.holders if is_alive(holder)}
@@ -221,7 +223,7 @@ class NodeController:
                 asked.clear()
                 return False
             if not asked:  # nor is anybody left who might ask
-                self.ask("", RateDirection.INCREASE, math.inf, 0.0, NOBODY_LEFT)
+                self.ask("", RateChangeDirection.INCREASE, math.inf, 0.0, NOBODY_LEFT)
         is_changed = self._apply(
             min((less or asked).values(), key=attrgetter("rate")), less.keys(), now_s
         )
@@ -277,10 +279,12 @@ class NodeController:
         """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
         old, direction = self.state, chosen.direction
         rate, holders = chosen.rate, tuple(sorted({*asking, *old.holders}))
-        if direction is RateDirection.INCREASE and rate == self.normal_rate:  # it is never above
+        if (
+            direction is RateChangeDirection.INCREASE and rate == self.normal_rate
+        ):  # it is never above
             rate, holders = None, ()
         elif rate == old.rate and (
-            direction is RateDirection.INCREASE
+            direction is RateChangeDirection.INCREASE
             or (holders, direction) == (old.holders, old.direction)
         ):
             return False
@@ -334,7 +338,7 @@ class BandSamples:
 class RateChangeRequest:
     """What the stage asks for, and why; `reason` is a part of a sentence."""
 
-    direction: RateDirection
+    direction: RateChangeDirection
     reason: str
     is_of_lag: bool = False
     """Whether it is asked for lag above `max_lag` alone: of sources then."""
@@ -480,7 +484,7 @@ class Stage(NodeController):
         self._easing &= holds
         request = self._judge(self.last, before.lag, holds=holds)
         if request is not None:
-            self._easing = request.direction is RateDirection.INCREASE
+            self._easing = request.direction is RateChangeDirection.INCREASE
         return request
 
     def _judge(
@@ -490,13 +494,13 @@ class Stage(NodeController):
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
         if is_out and period.above >= period.below:
             return RateChangeRequest(
-                RateDirection.DECREASE, _band_reason("above", period.above, period)
+                RateChangeDirection.DECREASE, _band_reason("above", period.above, period)
             )
         lag, max_lag, eased = period.lag, self._max_lag, ""
         if lag is not None and max_lag is not None:
             if lag > max_lag and (lag_before is None or lag >= lag_before):
                 reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
-                return RateChangeRequest(RateDirection.DECREASE, reason, is_of_lag=True)
+                return RateChangeRequest(RateChangeDirection.DECREASE, reason, is_of_lag=True)
             is_growing = lag_before is not None and lag > lag_before
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
@@ -505,13 +509,13 @@ class Stage(NodeController):
             return None
         if is_out:
             return RateChangeRequest(
-                RateDirection.INCREASE, _band_reason("below", period.below, period)
+                RateChangeDirection.INCREASE, _band_reason("below", period.below, period)
             )
         if eased:
-            return RateChangeRequest(RateDirection.INCREASE, eased)
+            return RateChangeRequest(RateChangeDirection.INCREASE, eased)
         if self._easing and period.samples:
             return RateChangeRequest(
-                RateDirection.INCREASE, "it is sent no more than its band allows"
+                RateChangeDirection.INCREASE, "it is sent no more than its band allows"
             )
         return None
 

@@ -46,8 +46,8 @@ from .graph import Node, PipelineGraph, find_permanent_holds
 from .ledger import MAX_OFFSET, TopicRange
 from .nodes import (
     FLOW_RECORDS,
+    RateChangeDirection,
     RateChangeRequest,
-    RateDirection,
     SourceProducer,
     Stage,
     lowered_rates,
@@ -314,7 +314,7 @@ class RunningPipeline:
             for node in map(controllers.get, self.graph.upstream[name])
             if node is not None
         ]
-        if request.direction is RateDirection.DECREASE:
+        if request.direction is RateChangeDirection.DECREASE:
             more, rates = "less", lowered_rates(upstream, min(own_rate, processing_rate))
             if request.is_of_lag:
                 # Stages are not let plan more than there is room for; sources cannot be stopped.

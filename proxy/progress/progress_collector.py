@@ -97,7 +97,7 @@ OF_ADVICE = MetricTable(
 )
 
 
-class ProgressCollector(MetricTableCollector):
+class ProgressMetricsCollector(MetricTableCollector):
     """Shows the registry of queries."""
 
     def __init__(

@@ -24,7 +24,7 @@ from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_offset_poller import LogOffsetPoller
-from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.progress_collector import ProgressMetricsCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import FollowedQuery, ProgressSettings
 from proxy.progress.query_registry import Ownership, QueryRegistry
@@ -142,7 +142,7 @@ class Queries:
             (OF_NODES, self.running.shown_nodes),
         )
         metrics.register(MetricTableCollector(tables, clock_ms, progress.max_queries))
-        metrics.register(ProgressCollector(self.registry, clock_ms, progress.max_queries))
+        metrics.register(ProgressMetricsCollector(self.registry, clock_ms, progress.max_queries))
 
     def load(self, store: Store, owns: Ownership) -> None:
         """Read what an earlier process wrote there of these; write there from now on.

@@ -39,7 +39,7 @@ class OwnedDifference:
         return self.owns.pipeline(name) and self.other.pipeline(name) is self.is_others
 
 
-def is_common_key(key: str) -> bool:
+def is_unowned_record_key(key: str) -> bool:
     """Return whether the record of a key is of no client and no pipeline, as an override."""
     return key_parts(key)[0] not in ALL_OWNED_RECORDS
 

@@ -224,7 +224,7 @@ class ActiveLease:
         return now_ms >= self.until_ms + GUARANTEE_MS
 
 
-class OwnerVoters:
+class VoterSet:
     """The members whose votes count, as a process knows them; made anew when it stood still."""
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class OwnerVoters:
 class ReceivedVotes:
     """The owner's side of one slot: the votes for this process, made anew with the voters."""
 
-    def __init__(self, voters: OwnerVoters) -> None:
+    def __init__(self, voters: VoterSet) -> None:
         self.voters = voters
         self._heard_ms: dict[str, float] = {}
         """When each member voted last."""

@@ -19,10 +19,10 @@ from proxy.relay.lane import Kind, Lane
 from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, PairLifecycle, ReadPauseReason
 from proxy.relay.listener import ClientOrigin
 from proxy.relay.services import Services
-from proxy.relay.session import ClientSession, Identification
+from proxy.relay.session import ClientIdentityTracker, ClientSession
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
-from proxy.wire.produce import AddressFreeResponses
+from proxy.wire.produce import AddressFreeResponseShapes
 
 AdvertiseTo = Callable[[ClientSession, int, str, int], Address | None]
 
@@ -71,7 +71,7 @@ class PairState:
     ) -> None:
         self.services = services
         self.life = PairLifecycle()
-        self.client = Identification(services, origin, user)
+        self.client = ClientIdentityTracker(services, origin, user)
         self._in_flight: list[Exchange] = []
         self.own_answers = 0
         """Of them, how many an interceptor has answered: the broker has not got them."""
@@ -81,7 +81,7 @@ class PairState:
         """What it sends on, the latest first."""
         self.shown = LaneFrameCopies(services.unshown, self.close_failed)
         """What an interceptor is to see of what the lane has sent on."""
-        self.shapes = AddressFreeResponses()
+        self.shapes = AddressFreeResponseShapes()
         """Of responses to Produce that name no broker."""
         self.advertise = advertise
         self.origin = origin

@@ -120,7 +120,7 @@ class ClientSession:
         self._services.clients.disconnected(self.identity)
 
 
-class Identification:
+class ClientIdentityTracker:
     """Follows what a connection says of its client; `user`: that its TLS certificate names."""
 
     def __init__(self, services: Services, origin: ClientOrigin, user: str | None) -> None:

@@ -26,9 +26,9 @@ from proxy.quota.budget_leases import (
     BudgetOwner,
     Demand,
     OwnerVote,
-    OwnerVoters,
     RateLease,
     ReceivedVotes,
+    VoterSet,
     claim_of,
     is_sensor_idle,
 )
@@ -131,7 +131,7 @@ class BudgetLeasing:
         self._given: dict[int, OwnerVote] = {}
         """By slots, as those taken."""
         self._taken: dict[int, ReceivedVotes] = {}
-        self._voters = OwnerVoters()
+        self._voters = VoterSet()
         self._latest: dict[str, tuple[str, int]] = {}
         """Of each member that asks its process, and the number of its latest message."""
         self._generation = -1
@@ -273,7 +273,7 @@ class BudgetLeasing:
         stood_still = now_ms - self._looked_ms >= SKEW_MS
         self._looked_ms = now_ms
         if stood_still:
-            self._voters = OwnerVoters()
+            self._voters = VoterSet()
             self._taken = {slot: ReceivedVotes(self._voters) for slot in self._taken}
         return stood_still
 

@@ -9,7 +9,7 @@ from structlog import get_logger
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.config import Config
 from proxy.debt_records import debts_record, read_debts
-from proxy.queries.record_owner import is_common_key
+from proxy.queries.record_owner import is_unowned_record_key
 from proxy.quota.manager import SensorDebt
 from proxy.state import Record, SlotStore, Store
 from proxy.state.store import SEPARATOR
@@ -70,7 +70,7 @@ class TierStore(SlotStore):
         super().put_many(new, delete=gone)
 
     def _is_ours(self, key: str, taken: Collection[int]) -> bool:
-        return is_common_key(key) or self.slots.place(key)[0] in taken
+        return is_unowned_record_key(key) or self.slots.place(key)[0] in taken
 
 
 def write_debts(store: Store, debts: Iterable[tuple[int, SensorDebt]]) -> None:

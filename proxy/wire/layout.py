@@ -100,7 +100,7 @@ def encode_uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-class TaggedField(NamedTuple):
+class TaggedFieldSpan(NamedTuple):
     """A tagged field: its number and where its value lies in the buffer."""
 
     number: int
@@ -108,7 +108,7 @@ class TaggedField(NamedTuple):
     end: int
 
 
-def read_tags(data: Buffer, pos: int) -> tuple[list[TaggedField], int]:
+def read_tags(data: Buffer, pos: int) -> tuple[list[TaggedFieldSpan], int]:
     """Read the section of tagged fields that ends a record."""
     count, pos = read_uvarint(data, pos)
     if count > MAX_TAGS:
@@ -120,7 +120,7 @@ def read_tags(data: Buffer, pos: int) -> tuple[list[TaggedField], int]:
         pos = start + size
         if pos > len(data):
             raise IndexError("a tagged field runs over the end")
-        tags.append(TaggedField(number, start, pos))
+        tags.append(TaggedFieldSpan(number, start, pos))
     return tags, pos
 
 

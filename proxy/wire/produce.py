@@ -226,7 +226,7 @@ def next_offset_of_batches(data: Buffer, start: int, end: int) -> int | None:
 
 
 @dataclass(slots=True, eq=False)
-class AddressFreeResponses:
+class AddressFreeResponseShapes:
     """The responses on one connection that named no broker.
 
     One that equals such a one, but for numbers, names none.

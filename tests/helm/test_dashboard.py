@@ -15,7 +15,7 @@ from metrics import Instruments, MemberInstruments, UsageInstruments
 from metrics.exposition import OF_LOG, MetricTableCollector
 from proxy.backpressure.backpressure import OF_BOUNDS
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES
-from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.progress_collector import ProgressMetricsCollector
 from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.meters import OF_SENSORS
@@ -32,7 +32,7 @@ def exposed() -> set[str]:
     MemberInstruments(registry)
     UsageInstruments(registry)
     book = QueryRegistry(ProgressSettings(), lambda _: None, lambda _: True)
-    registry.register(ProgressCollector(book, lambda: 0.0, 1))
+    registry.register(ProgressMetricsCollector(book, lambda: 0.0, 1))
     tables = [(table, tuple) for table in (OF_SENSORS, OF_BOUNDS, OF_PIPELINES, OF_NODES, OF_LOG)]
     registry.register(MetricTableCollector(tables, lambda: 0.0, 1))
     families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]

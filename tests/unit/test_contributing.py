@@ -26,7 +26,7 @@ from proxy.admin.suggestions import SUGGESTION
 from proxy.backpressure.backpressure import OF_BOUNDS
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress.events import ProgressEventKind
-from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.progress_collector import ProgressMetricsCollector
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.meters import OF_SENSORS
 from proxy.wire.layout import run_generator
@@ -55,7 +55,7 @@ MODELS: Mapping[tuple[str, str], DocumentModel[Any]] = {
 """By the pages of their tables, and what begins them there."""
 
 
-def _progress() -> ProgressCollector:
+def _progress() -> ProgressMetricsCollector:
     """Return what a proxy shows that follows one partition, has had one batch and gives advice."""
     queries = QueryRegistry(configured("orders"), lambda _: None, lambda _: True)
     batch = batch_document(0, 0, 5, "orders", latest=9, rows=5)
@@ -68,7 +68,7 @@ def _progress() -> ProgressCollector:
         accepted = run_generator(queries.accepting(parsed(report), 0.0, 0.0))
     accepted.query.advise(ProgressEventKind.INTERVAL, "another one", 0.0)
     learn_end(queries, "orders", 0, 9, 0.0)
-    return ProgressCollector(queries, lambda: 0.0, 10)
+    return ProgressMetricsCollector(queries, lambda: 0.0, 10)
 
 
 def metric_rows() -> Iterator[InstrumentRow]:

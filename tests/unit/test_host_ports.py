@@ -14,7 +14,7 @@ from proxy.config import Config, load_config
 from proxy.config.check_report import find_hints
 from proxy.config.endpoints import PortRange
 from proxy.config.models import MAX_WORKERS
-from proxy.host_ports import HostSockets
+from proxy.host_ports import HostMemberSockets
 from proxy.quota.rules import RuleTable
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import ListenerError
@@ -53,11 +53,11 @@ def tls(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[[Config], HostSockets]]:
-    machines: list[HostSockets] = []
+def opened() -> Iterator[Callable[[Config], HostMemberSockets]]:
+    machines: list[HostMemberSockets] = []
 
-    def open_ports(config: Config) -> HostSockets:
-        machines.append(HostSockets(config))
+    def open_ports(config: Config) -> HostMemberSockets:
+        machines.append(HostMemberSockets(config))
         machines[-1].open_all()
         return machines[-1]
 
@@ -119,7 +119,7 @@ def test_a_port_that_is_taken_leaves_none_open(configured):
     with socket.socket() as taken:
         taken.bind((HOST, last))
         taken.listen()
-        machine = HostSockets(configured(2, broker_ports=f"{first}-{last}"))
+        machine = HostMemberSockets(configured(2, broker_ports=f"{first}-{last}"))
         with pytest.raises(ListenerError, match=str(last)):
             machine.open_all()
     with socket.socket() as probe:
@@ -130,7 +130,7 @@ def test_a_port_that_is_taken_leaves_none_open(configured):
 def test_an_admin_port_that_is_taken_leaves_none_open(configured, workers):
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        machine = HostSockets(configured(workers, port, broker_ports=0))
+        machine = HostMemberSockets(configured(workers, port, broker_ports=0))
         with pytest.raises(ListenerError, match=rf"admin.bind: {HOST}:{port}: .* in use"):
             machine.open_all()
     assert not list(machine.sockets())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceResponse
 
 from proxy.wire.apis import APIS, PRODUCE
-from proxy.wire.produce import MAX_SHAPES, AddressFreeResponses
+from proxy.wire.produce import MAX_SHAPES, AddressFreeResponseShapes
 
 VERSIONS = range(10, APIS[PRODUCE].max_version + 1)
 Topic = ProduceResponse.TopicProduceResponse
@@ -56,7 +56,7 @@ def test_other_numbers_are_the_same_shape(version):
     @settings(max_examples=EXAMPLES)
     @given(data=st.data(), partitions=st.integers(0, 5))
     def check(data, partitions):
-        shapes = AddressFreeResponses()
+        shapes = AddressFreeResponseShapes()
         first = framed(answer(version, partitions, *data.draw(changes(partitions))))
         second = framed(answer(version, partitions, *data.draw(changes(partitions))), 2)
         assert not shapes.knows(version, memoryview(first))
@@ -70,7 +70,7 @@ def test_other_numbers_are_the_same_shape(version):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_any_other_byte_is_another_shape(version):
     """So is whatever adds a broker to it: that takes other lengths, counts or tags."""
-    shapes = AddressFreeResponses()
+    shapes = AddressFreeResponseShapes()
     frame = framed(answer(version, 2, [(1, 2, 3), (4, 5, 6)], 7))
     numbers = [(-1, -1, -1), (-1, -1, -1)]
     other = framed(answer(version, 2, numbers, -1), -1)
@@ -92,13 +92,13 @@ def test_a_response_that_names_a_broker_is_not_learnt(version):
     node = ProduceResponse.NodeEndpoint(node_id=1, host="kafka", port=9092, rack=None)
     response.node_endpoints = [node]
     frame = framed(response)
-    shapes = AddressFreeResponses()
+    shapes = AddressFreeResponseShapes()
     shapes.learn(version, frame)
     assert not shapes.knows(version, memoryview(frame))
 
 
 def test_so_many_are_remembered():
-    shapes = AddressFreeResponses()
+    shapes = AddressFreeResponseShapes()
     frames = [framed(answer(12, 1, [(1, 2, 3)], 0, topic="t" * size)) for size in range(1, 40)]
     for frame in frames:
         shapes.learn(12, frame)
@@ -106,7 +106,7 @@ def test_so_many_are_remembered():
 
 
 def test_responses_of_one_length_that_take_turns_are_remembered_once_each():
-    shapes = AddressFreeResponses()
+    shapes = AddressFreeResponseShapes()
     frames = [framed(answer(12, 1, [(1, 2, 3)], 0, topic=topic)) for topic in ("left", "here")]
     for frame in frames * MAX_SHAPES:
         shapes.learn(12, frame)

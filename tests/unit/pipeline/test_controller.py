@@ -16,7 +16,7 @@ from proxy.pipeline.nodes import (
     NOBODY_LEFT,
     NodeController,
     NodeHold,
-    RateDirection,
+    RateChangeDirection,
     delay_ms,
     rate_with_added_delay,
 )
@@ -24,7 +24,7 @@ from proxy.state import Record
 
 NODE = source("up", "a", step=50.0)
 SLOWER = source("up", "a", normal_rate=300.0, step=50.0)
-LESS, MORE = RateDirection.DECREASE, RateDirection.INCREASE
+LESS, MORE = RateChangeDirection.DECREASE, RateChangeDirection.INCREASE
 
 DELAYS = {
     "first request": (1_000, 400, 0, 1.5, 400),
@@ -55,10 +55,10 @@ class Run:
         self.now_ms = 0.0
         self.dead: set[str] = set()
 
-    def ask(self, name: str, direction: RateDirection, rate: float) -> None:
+    def ask(self, name: str, direction: RateChangeDirection, rate: float) -> None:
         self.up.ask(name, direction, rate, 1.0, name)
 
-    def period(self, *asked: tuple[str, RateDirection, float]) -> bool:
+    def period(self, *asked: tuple[str, RateChangeDirection, float]) -> bool:
         for each in asked:
             self.ask(*each)
         self.now_ms += PERIOD_MS
@@ -252,7 +252,7 @@ def test_changed_settings_bound_the_rate_and_leave_out_stages_that_are_gone():
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(RateDirection),
+            st.sampled_from(RateChangeDirection),
             st.floats(0, 1e18) | st.just(math.inf),
             st.sampled_from(["one", "two"]),
         ),

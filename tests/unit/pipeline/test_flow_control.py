@@ -12,7 +12,7 @@ from pipeline_parts import SECOND_MS, source, stage
 from proxy.admin.document_models import RowContext
 from proxy.admin.pipeline_documents import PIPELINE_ROW
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, PipelineSettings
-from proxy.pipeline.nodes import SILENT_MS, RateDirection
+from proxy.pipeline.nodes import SILENT_MS, RateChangeDirection
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.state import Document, MemoryStore, Record
 
@@ -344,7 +344,7 @@ def test_the_period_of_a_source_begins_when_it_can_be_held():
     run = Run(replace(CHAIN, hold_producers=False))
     for start_ms in (5 * SECOND_MS, 11 * SECOND_MS):
         run.flow.reload(PipelineGraph(CHAIN), start_ms)
-        run.flow.nodes["app"].ask("one", RateDirection.DECREASE, 400.0, 0.0, "slow")
+        run.flow.nodes["app"].ask("one", RateChangeDirection.DECREASE, 400.0, 0.0, "slow")
         assert tick(run.flow, start_ms + 4 * SECOND_MS - 1) == {}
         assert tick(run.flow, start_ms + 4 * SECOND_MS) == {"app": pytest.approx(400)}
         run.flow.reload(PipelineGraph(replace(CHAIN, hold_producers=False)), start_ms + 5_000)

@@ -5,10 +5,10 @@ import math
 import pytest
 from pipeline_parts import stage
 
-from proxy.pipeline.nodes import SILENT_MS, NodeHold, RateDirection, RateMeter, Stage
+from proxy.pipeline.nodes import SILENT_MS, NodeHold, RateChangeDirection, RateMeter, Stage
 
 SETTINGS = stage("s", "a", "b c", band=(50.0, 150.0))
-LESS, MORE = RateDirection.DECREASE, RateDirection.INCREASE
+LESS, MORE = RateChangeDirection.DECREASE, RateChangeDirection.INCREASE
 
 
 class Run:
@@ -20,7 +20,7 @@ class Run:
         self.stage.sample(self.total, self.now_ms)
         self.holds = holds
 
-    def period(self, rates: str, lag: int | None = None) -> RateDirection | None:
+    def period(self, rates: str, lag: int | None = None) -> RateChangeDirection | None:
         for rate in map(float, rates.split()):
             self.now_ms += 1_000
             self.total += rate

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.progress.events import ProgressEventKind
-from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.progress_collector import ProgressMetricsCollector
 
 PREFIX = "kafka_quota_proxy_"
 
@@ -16,7 +16,9 @@ PREFIX = "kafka_quota_proxy_"
 def scrape(world, max_label_sets=100):
     """Return name to {label values: value}."""
     registry = CollectorRegistry()
-    registry.register(ProgressCollector(world.registry, lambda: world.now_ms, max_label_sets))
+    registry.register(
+        ProgressMetricsCollector(world.registry, lambda: world.now_ms, max_label_sets)
+    )
     found = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
@@ -52,7 +54,7 @@ def test_the_figures_of_a_partition(world):
 def test_the_labels(world):
     Client(world).read(0)
     registry = CollectorRegistry()
-    registry.register(ProgressCollector(world.registry, lambda: world.now_ms, 10))
+    registry.register(ProgressMetricsCollector(world.registry, lambda: world.now_ms, 10))
     text = generate_latest(registry).decode()
     assert 'partition_lag{partition="0",query="orders",topic="t"} 1000.0' in text
 
@@ -176,7 +178,7 @@ def test_queries_of_one_name_make_no_doubled_series(world):
 
 def test_a_partition_that_goes_while_the_scrape_is_under_way_disturbs_no_other(world):
     world.driver().batch(None, dict.fromkeys(range(3), 10))
-    collector = ProgressCollector(world.registry, lambda: world.now_ms, 100)
+    collector = ProgressMetricsCollector(world.registry, lambda: world.now_ms, 100)
     (query,) = world.registry.queries
     for family in collector.collect():
         for number, _ in enumerate(family.samples):
@@ -190,4 +192,4 @@ def test_a_partition_that_goes_while_the_scrape_is_under_way_disturbs_no_other(w
 
 def test_there_must_be_room_for_a_label_set(world):
     with pytest.raises(ValueError, match="max_label_sets"):
-        ProgressCollector(world.registry, lambda: 0.0, 0)
+        ProgressMetricsCollector(world.registry, lambda: 0.0, 0)

@@ -4,7 +4,7 @@ import pytest
 from progress_world import Client, ProgressWorld
 from prometheus_client import CollectorRegistry
 
-from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.progress_collector import ProgressMetricsCollector
 from proxy.progress.query import LATE_REPORTS_MS
 
 PREFIX = "kafka_quota_proxy_"
@@ -13,7 +13,7 @@ PREFIX = "kafka_quota_proxy_"
 def age_s(world):
     """Return the age as the document has it, which is that of the metric."""
     registry = CollectorRegistry()
-    registry.register(ProgressCollector(world.registry, lambda: world.now_ms, 10))
+    registry.register(ProgressMetricsCollector(world.registry, lambda: world.now_ms, 10))
     name = PREFIX + "spark_report_age_seconds"
     shown = registry.get_sample_value(name, {"query": "orders"})
     assert shown == world.document()["report_age_s"]

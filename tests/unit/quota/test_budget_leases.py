@@ -25,9 +25,9 @@ from proxy.quota.budget_leases import (
     BudgetOwner,
     Demand,
     OwnerVote,
-    OwnerVoters,
     RateLease,
     ReceivedVotes,
+    VoterSet,
 )
 from proxy.quota.shares import Claim, divide_fairly
 
@@ -49,7 +49,7 @@ class Process:
     """One that may lease the budget."""
 
     owner: BudgetOwner
-    votes: ReceivedVotes = field(default_factory=lambda: ReceivedVotes(OwnerVoters()))
+    votes: ReceivedVotes = field(default_factory=lambda: ReceivedVotes(VoterSet()))
     looked_ms: float = 0.0
     view: int = 0
     """The number of the one that it has heard of."""
@@ -60,7 +60,7 @@ class Process:
         self.looked_ms = now_ms
         if stood_still:
             members = self.votes.voters.members
-            self.votes = ReceivedVotes(OwnerVoters())
+            self.votes = ReceivedVotes(VoterSet())
             self.votes.voters.use(members, now_ms)
         return not stood_still
 
@@ -405,7 +405,7 @@ def test_a_member_asks_another_owner_when_its_vote_is_over():
 
 
 def votes_of(member: str, at_ms: float) -> ReceivedVotes:
-    votes = ReceivedVotes(OwnerVoters())
+    votes = ReceivedVotes(VoterSet())
     votes.voters.use(frozenset(member), at_ms - VOTE_MS)
     votes.take(member, at_ms)
     return votes

@@ -15,9 +15,9 @@ from proxy.quota.budget_leases import (
     BudgetOwner,
     Demand,
     InnerClaim,
-    OwnerVoters,
     RateLease,
     ReceivedVotes,
+    VoterSet,
     claim_of,
     is_sensor_idle,
 )
@@ -85,7 +85,7 @@ class Tier:
         self.loop = ClosedLoop(QuotaWorld(SLOW).quotas)
         self.owner, self.votes, self.numbers = (
             BudgetOwner(RATE, 0.0),
-            ReceivedVotes(OwnerVoters()),
+            ReceivedVotes(VoterSet()),
             itertools.count(1),
         )
         self.members = [Member(self, f"m{at}") for at in range(members)]

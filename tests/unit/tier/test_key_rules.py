@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import load_config
-from proxy.queries.record_owner import is_common_key
+from proxy.queries.record_owner import is_unowned_record_key
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveSettings, QuotaPause, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
@@ -176,7 +176,7 @@ def test_the_slot_of_a_record_is_that_of_who_has_it(tmp_path: Path):
     }
     assert {key: rules.slot_of_record(key) for key in slots} == slots
     every = {key for key, slot in slots.items() if slot in (of_client, of_pipeline)}
-    assert {key for key in slots if not is_common_key(key)} == every
+    assert {key for key in slots if not is_unowned_record_key(key)} == every
 
 
 READ = QuotaKind.CONSUMER_BYTE_RATE
