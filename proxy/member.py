@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import gc
 import socket
 import sys
 import time
@@ -35,7 +34,7 @@ from proxy.config.reload import Reloader
 from proxy.config.secrets import ALL_RIGHTS, Secrets, read_secrets
 from proxy.config.stores import open_store
 from proxy.debt_records import DebtWriter
-from proxy.garbage import FREED_INTERVAL_S, MemoryTrimmer, collect_frozen
+from proxy.garbage import FREED_INTERVAL_S, FrozenGarbage, MemoryTrimmer
 from proxy.health import Health
 from proxy.host_ports import HostMemberSockets, MemberSockets
 from proxy.hot_restart import taking_over
@@ -542,10 +541,10 @@ class Member:
 
     async def _expire(self) -> None:
         """Forget idle sensors and clients, until cancelled."""
-        frozen = gc.get_freeze_count()
+        garbage = FrozenGarbage()
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
-            frozen = collect_frozen(frozen)
+            garbage.collect()
             await self._slices.collect(self._quotas.expiring(clock_ms()))
             await self._slices.collect(self._clients.forgetting(clock_ms()))
 

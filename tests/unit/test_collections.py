@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.garbage import OLDEST_GENERATION, collect_frozen, spare_full_collections
+from proxy.garbage import OLDEST_GENERATION, FrozenGarbage, spare_full_collections
 
 MANY = 200_000
 MOST_LOOKED_AT = 30_000
@@ -58,13 +58,37 @@ def test_a_frozen_cycle_goes_when_much_was_frozen(sizes: list[int]) -> None:
     ring = Ring()
     gone = weakref.ref(ring)
     gc.collect()
-    frozen = gc.get_freeze_count()
+    frozen = FrozenGarbage()
     del ring
     gc.collect()
     kept = [Ring() for _ in range(MANY)]
     gc.collect()
-    assert collect_frozen(frozen, growth=4 * MANY) == frozen
+    before = gc.get_freeze_count()
+    frozen.collect(growth=4 * MANY)
     assert gone() is not None
     # Half: other frozen objects, of tests before, may have been freed meanwhile.
-    assert collect_frozen(frozen, growth=MANY // 2) >= len(kept)
+    frozen.collect(growth=MANY // 2)
     assert gone() is None
+    assert len(kept) <= gc.get_freeze_count() < before
+    ring = Ring()
+    gone = weakref.ref(ring)
+    del ring
+    gc.collect()
+    frozen.collect(growth=MANY // 2)  # counted from then on
+    assert kept
+
+
+def test_what_is_left_out_is_counted_when_there_can_be_much(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, counts = FrozenGarbage(), list[int]()
+    count = gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(count()) or counts[-1])
+    start = count()
+    frozen.collect(growth=MANY)
+    assert not counts
+    kept = [[number] for number in range(MANY)]
+    frozen.collect(growth=MANY)
+    assert kept
+    assert counts
+    assert max(sizes) * len(sizes) >= count() - start
