@@ -18,7 +18,7 @@ from .gate import LENT, USEFUL_GRANT_BYTES, FetchSizes, Gate, GateWaiter, InFlig
 from .meter import ByteLease, GateHop, Meter, sensor_name
 from .meters import Meters, ThrottleDecision
 from .rules import RuleMatch
-from .turns import TURN_BYTES, TurnNode, TurnPath
+from .turns import TURN_BYTES, TurnNode, TurnPath, newcomer_path
 
 SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
@@ -59,6 +59,8 @@ class ClientQuotas:
     is_charged_first: bool = False
     """Whether one of `matches` is not of FORESEEN_KINDS, so that no frame is sent on before."""
     _key: TurnPath = field(init=False)
+    _settles_ms: float = -math.inf
+    """Until when it takes turns with others that are new; before its first request it has come."""
 
     def __post_init__(self) -> None:
         self._key = TurnNode(self.identity.user), TurnNode(self.identity.client_id)
@@ -238,6 +240,8 @@ class ClientQuotas:
             if not gate.lets(waiter, ahead_ms, now_ms):
                 if waiter.gate is not gate:
                     waiter.leave(now_ms)
+                if now_ms >= self._settles_ms and waiter.since_ms is None and came != 0:
+                    self._settle()  # with a request that begins: others go on as they began
                 gate.join(waiter, ahead_ms, now_ms, client=level.path_of(self._key), size=size)
                 waiter.meter = level.meter
                 return False
@@ -253,6 +257,12 @@ class ClientQuotas:
         if waiter.gate is not None:
             waiter.leave(now_ms)
         return True
+
+    def _settle(self) -> None:
+        """Take turns by itself, as it is new no more."""
+        self._settles_ms, self._key = math.inf, (self._key[0], self._key[-1])
+        for each in self.meters.values():
+            each.settle()
 
     def took(self, kind: QuotaKind, size: int) -> None:
         """Count more bytes of a request that has had its turn, which were charged."""
@@ -380,12 +390,19 @@ class ClientQuotas:
                 if meter.lease is not None:
                     meter.take_back(now_ms)
                 return meter
+        if self._settles_ms < 0:
+            self._settles_ms = self.sensors.settles_ms(self.identity, now_ms)
+            user, client = self._key
+            if self._settles_ms < math.inf:
+                self._key = user, *newcomer_path(client, self.address)
         match = self._matches_in_force().get(kind)
         if match is None:
             return None
         before = self.before.pop(kind, None) if match.enforced else None
         known, owed = (before.charged, before.owed_alone(now_ms)) if before else ((), 0.0)
         meter = self.sensors.meter(kind, match, now_ms, self.address, paces=before is not None)
+        if self._settles_ms == math.inf:
+            meter.settle()
         if before and owed and meter.charged != known:
             for each in meter.charged:
                 if each is before or each not in known:

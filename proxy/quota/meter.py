@@ -12,7 +12,7 @@ from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, Qu
 from .gate import BUDGET_GRANT_MS, Gate
 from .pacer import MAX_CARRY_MS, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaManagerSettings, Rule
-from .turns import TurnNode, TurnPath
+from .turns import TurnNode, TurnPath, newcomer_path
 from .values import MAX_SIZE_BYTES
 
 LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
@@ -165,6 +165,9 @@ class Meter(Sensor):
     """The sensor of the budget that it has a share of."""
     sharers: dict[str, "Meter"] = field(default_factory=dict)
     """A budget's: the sensors that have a share of it, by their names."""
+    new_from: str | None = None
+    """From which address its client came, while that takes turns in its budgets with others that
+    are new."""
     moved: float = 0.0
     """How much was charged to it in all."""
     leased: float | None = None
@@ -253,14 +256,21 @@ class Meter(Sensor):
         is_group = isinstance(rule, Budget)
         weight, guaranteed = rule.share.weight, rule.share.guaranteed / MS_PER_SECOND
         step = TurnNode(self.entity, weight, guaranteed, is_group)
+        end = newcomer_path(step, self.new_from)
         self.charged += tuple(
             each for each in budget.charged if self.is_enforced or not each.is_enforced
         )
         self.levels += tuple(
-            GateHop(level.meter, (*level.path, step), own.tells_clients)
+            GateHop(level.meter, (*level.path, *end), own.tells_clients)
             for level in budget.levels
             if self.is_enforced and level.meter.is_enforced
         )
+
+    def settle(self) -> None:
+        """Have its client, which is new no more, take turns in its budgets by itself."""
+        if self.new_from is not None:
+            self.new_from = None
+            self._join(self.budget)
 
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""

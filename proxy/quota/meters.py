@@ -10,6 +10,7 @@ from metrics.exposition import MetricRows, MetricTable
 from .entities import ClientIdentity, QuotaKind
 from .meter import AdaptedBound, ByteLease, Meter, sensor_name
 from .rules import QuotaManagerSettings, Rule, RuleMatch, RuleTable
+from .turns import NEWCOMER_MS
 
 OF_SENSORS = MetricTable(
     ("quota_entity", "quota"),
@@ -125,6 +126,11 @@ class Meters:
         member what the formula would let pass here."""
         self.on_new: Callable[[Meter, float], None] = lambda *_: None
         """Called with each new sensor and the time: what is owed already is charged to it."""
+        self._first_ms: dict[ClientIdentity, float] = {}
+        """When clients came first, those that came last at the end. Bounded: the first make room.
+        """
+        self._begun_ms = math.inf
+        """When the first of all came."""
         self.on_update: Callable[[], None] = lambda: None
         """Called after each update: what waits for a quota may go sooner, or at once."""
         self.update(settings)
@@ -259,6 +265,7 @@ class Meters:
             if rule.is_open:
                 self._of_address[kind, address] += 1
                 self._quiet[kind][meter] = now_ms + self.settings.span_ms, address
+                meter.new_from = address if rule.user is None else None
         if meter.generation != self.generation:
             meter.take_back(now_ms)
             is_new = meter.generation < 0
@@ -278,6 +285,20 @@ class Meters:
             if is_new:
                 self.on_new(meter, now_ms)
         return meter
+
+    def settles_ms(self, client: ClientIdentity, now_ms: float) -> float:
+        """Return until when a client that comes now is new; infinity: it is not.
+
+        As those that came within NEWCOMER_MS of the first of all: a start makes nobody new.
+        """
+        self._begun_ms = min(self._begun_ms, now_ms)
+        first_ms = self._first_ms.pop(client, now_ms)
+        if len(self._first_ms) >= self.settings.max_client_entities:
+            del self._first_ms[next(iter(self._first_ms))]
+        self._first_ms[client] = first_ms
+        settles_ms = first_ms + NEWCOMER_MS
+        is_new = first_ms > self._begun_ms + NEWCOMER_MS and now_ms < settles_ms
+        return settles_ms if is_new else math.inf
 
     def _budget(self, kind: QuotaKind, rule: Rule, now_ms: float) -> Meter | None:
         """Return the sensor of the budget that a rule's clients share, if it bounds this kind."""

@@ -31,6 +31,9 @@ MOST_KNOWN = 1000
 MOST_LEFT = 64
 """So many entries of those that left before their turn are kept beyond one for each that waits."""
 
+NEWCOMER_MS = 10_000.0
+"""For so long after its first request a client is new."""
+
 LATE_GUARANTEE_MS = 1000.0
 """Of a guarantee: what a member gets later that it did not get while it waited."""
 
@@ -56,6 +59,17 @@ class TurnNode(NamedTuple):
 
 TurnPath: TypeAlias = tuple[TurnNode, ...]
 """From the outermost group's member to the client."""
+
+
+def newcomer_path(step: TurnNode, address: str | None) -> TurnPath:
+    """Return the end of the path to a client that is new: those of one address are one member.
+
+    Who makes up a name for each request would be as many members as it has requests waiting.
+    """
+    if address is None:
+        return (step,)
+    return TurnNode((address, step.weight), step.weight), step
+
 
 W = TypeVar("W", bound=Hashable)
 

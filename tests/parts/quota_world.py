@@ -51,9 +51,13 @@ class QuotaWorld(VirtualTime):
         return list(self.quotas.iter_meters())
 
     def client_quotas(
-        self, client_id: str | None = "c", user: str | None = None, listener: str = "default"
+        self,
+        client_id: str | None = "c",
+        user: str | None = None,
+        listener: str = "default",
+        address: str | None = None,
     ) -> ClientQuotas:
-        return self.quotas.client(ClientIdentity(listener, user, client_id))
+        return self.quotas.client(ClientIdentity(listener, user, client_id), address)
 
     def rows(self, now_ms: float) -> list[SensorView]:
         return list(sensors_in_use(self.quotas, lambda: now_ms))

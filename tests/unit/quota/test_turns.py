@@ -6,7 +6,7 @@ import tracemalloc
 from collections import deque
 
 import pytest
-from closed_loop import CONSUMER, MB, PRODUCER, ClosedLoop, Consumer, Producer
+from closed_loop import CONSUMER, MB, PRODUCER, Announcer, ClosedLoop, Consumer, Producer
 from hypothesis import given
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
@@ -14,8 +14,8 @@ from parts.quota_world import QuotaWorld
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT
 from proxy.quota.gate import FetchSizes
-from proxy.quota.rules import Rule
-from proxy.quota.turns import MOST_KNOWN, TURN_BYTES, FairOrder, TurnNode, Turns
+from proxy.quota.rules import Budget, Rule, Share
+from proxy.quota.turns import MOST_KNOWN, NEWCOMER_MS, TURN_BYTES, FairOrder, TurnNode, Turns
 
 END_MS = 60_000.0
 SETTLED_MS = 20_000.0
@@ -28,19 +28,30 @@ GREEDY_CONNECTIONS = 200
 LONGEST_FIRST_WAIT_MS = 4000.0
 """Of one that was never there before, among a hundred."""
 WAYS = ["delay", "mute", "produce"]
+HERE, THERE = "10.0.0.1", "10.0.0.2"
+LATER_MS = 2_000.0 + NEWCOMER_MS
+"""Who comes then is new."""
 
 
 class SharedLoop(ClosedLoop):
     """Clients under one rule with scope `shared`."""
 
-    def __init__(self, bound: float = MB, **settings) -> None:
-        rule = Rule(client_id=DEFAULT, scope="shared", bounds={CONSUMER: bound, PRODUCER: bound})
+    def __init__(
+        self, bound: float = MB, *, in_budget: bool = False, by: str = "client_id", **settings
+    ) -> None:
+        bounds = {CONSUMER: bound, PRODUCER: bound}
+        rule = Rule(**{by: DEFAULT}, scope="shared", bounds=bounds)
+        if in_budget:
+            share = Share(Budget(name="all", bounds=bounds))
+            rule = Rule(**{by: DEFAULT}, bounds={}, share=share)
         self.quotas = QuotaWorld(rule, **settings)
         super().__init__(self.quotas.quotas)
         self.numbers = itertools.count()
 
-    def client_of(self, client_id: str, user: str | None = None) -> ClientQuotas:
-        return self.quotas.client_quotas(client_id, user, "l")
+    def client_of(
+        self, client_id: str, user: str | None = None, address: str | None = None
+    ) -> ClientQuotas:
+        return self.quotas.client_quotas(client_id, user, "l", address)
 
     def consumer(
         self, client: ClientQuotas, asked_bytes: int = MB, start_ms: float = 0.0, **options
@@ -60,11 +71,23 @@ class SharedLoop(ClosedLoop):
         return self.consumer(client, mutes=way == "mute", **options)
 
 
-def got(*connections: Consumer | Producer) -> float:
-    """Bytes per second once the start is over."""
+class OneRequest(Announcer):
+    """A connection that is closed by its client behind one request."""
+
+    def ask(self) -> None:
+        if self.finished:
+            self.client.close()
+        else:
+            super().ask()
+
+
+def got(
+    *connections: Consumer | Producer, from_ms: float = SETTLED_MS, until_ms: float = END_MS
+) -> float:
+    """Bytes per second, where nothing else is said once the start is over."""
     answers = itertools.chain.from_iterable(connection.got for connection in connections)
-    total = sum(size for _, at_ms, size in answers if at_ms > SETTLED_MS)
-    return total / (END_MS - SETTLED_MS) * 1000
+    total = sum(size for _, at_ms, size in answers if from_ms < at_ms <= until_ms)
+    return total / (until_ms - from_ms) * 1000
 
 
 def waits_ms(world: ClosedLoop, connection: Consumer | Producer) -> list[float]:
@@ -204,6 +227,85 @@ def test_a_client_with_a_new_name_for_each_request_starves_nobody(way, user):
     share = 1 / 2 if user else 1 / (at_once + 1)
     assert got(*honest) >= ENOUGH * share * MB
     assert next(names) > END_MS / 1000
+
+
+@pytest.mark.parametrize("address", [HERE, THERE])
+@pytest.mark.parametrize("in_budget", [False, True], ids=["shared", "budget"])
+def test_names_made_up_for_each_request_are_one_client_where_they_come_from(in_budget, address):
+    """Those of connections that were closed wait as well, and so more and more of them."""
+    world = SharedLoop(4 * MB, in_budget=in_budget, burst_ms=500.0)
+    honest = [
+        world.producer(world.client_of("honest", address=HERE), think_ms=2.0) for _ in range(4)
+    ]
+    for each in honest:
+        each.size = 100_000
+    names = itertools.count()
+
+    def come() -> None:
+        client = world.client_of(f"cheat-{next(names)}", address=address)
+        OneRequest(world, 900_000, client=client).ask()
+        world.at(world.now_ms + 50.0, come)
+
+    world.at(LATER_MS, come)
+    world.run(END_MS)
+    share, total = got(*honest), world.rate(SETTLED_MS, END_MS)
+    assert share >= ENOUGH * 4 * MB / 2
+    assert total == pytest.approx(4 * MB, rel=0.02)
+
+
+@pytest.mark.parametrize("in_budget", [False, True], ids=["shared", "budget"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_new_client_has_a_share_of_its_own_once_it_was_there_for_a_while(in_budget, way):
+    world = SharedLoop(in_budget=in_budget, burst_ms=500.0)
+
+    def connections(name: str, address: str, start_ms: float) -> list[Consumer | Producer]:
+        client = world.client_of(name, address=address)
+        return [world.connect(way, client, start_ms=start_ms) for _ in range(4)]
+
+    before = connections("old", HERE, 0.0)
+    new = [connections(name, HERE, LATER_MS) for name in ("new-1", "new-2")]
+    alone = connections("alone", THERE, LATER_MS)
+    world.run(END_MS)
+    soon = {"from_ms": LATER_MS + 1_000.0, "until_ms": LATER_MS + NEWCOMER_MS}
+    shares = [got(*each, **soon) / MB for each in (before, [*new[0], *new[1]], alone)]
+    assert shares == pytest.approx([1 / 3] * 3, rel=0.1)
+    shares = [got(*each, from_ms=LATER_MS + 12_000.0) / MB for each in (before, *new, alone)]
+    assert shares == pytest.approx([1 / 4] * 4, rel=0.05)
+
+
+@pytest.mark.parametrize("in_budget", [False, True], ids=["shared", "budget"])
+def test_a_new_user_has_a_share_of_its_own_at_once(in_budget):
+    world = SharedLoop(in_budget=in_budget, by="user", burst_ms=500.0)
+    users = [
+        [world.producer(world.client_of("c", user, THERE), start_ms) for _ in range(4)]
+        for user, start_ms in (("old", 0.0), ("new-1", LATER_MS), ("new-2", LATER_MS))
+    ]
+    world.run(LATER_MS + NEWCOMER_MS)
+    soon = {"from_ms": LATER_MS + 1_000.0, "until_ms": LATER_MS + NEWCOMER_MS}
+    shares = [got(*each, **soon) / MB for each in users]
+    assert shares == pytest.approx([1 / 3] * 3, rel=0.05)
+
+
+@pytest.mark.parametrize("in_budget", [False, True], ids=["shared", "budget"])
+def test_neither_a_start_nor_new_connections_make_a_client_new(in_budget):
+    """All were there at the start, two of them with a connection for each request."""
+    world = SharedLoop(in_budget=in_budget, burst_ms=500.0)
+    clients = [
+        world.producer(world.client_of(name, address=address))
+        for name, address in (("lasting", HERE), ("anew-1", THERE), ("anew-2", THERE))
+    ]
+    for each in clients[1:]:
+
+        def ask_anew(each: Producer = each, ask=each.ask) -> None:
+            each.client.close()
+            each.client = world.client_of(each.client.identity.client_id or "", address=THERE)
+            ask()
+
+        each.ask = ask_anew  # type: ignore[method-assign]
+    world.run(END_MS)
+    for times in ({"from_ms": 1_000.0, "until_ms": LATER_MS}, {}):
+        shares = [got(each, **times) / MB for each in clients]
+        assert shares == pytest.approx([1 / 3] * 3, rel=0.05)
 
 
 CLIENT = TurnNode(None), TurnNode("c")
