@@ -265,7 +265,8 @@ class Meters:
             if rule.is_open:
                 self._of_address[kind, address] += 1
                 self._quiet[kind][meter] = now_ms + self.settings.span_ms, address
-                meter.new_from = address if rule.user is None else None
+                if rule.share is not None and rule.user is None:
+                    meter.new_from = address
         if meter.generation != self.generation:
             meter.take_back(now_ms)
             is_new = meter.generation < 0
