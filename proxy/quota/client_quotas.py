@@ -242,7 +242,8 @@ class ClientQuotas:
                     waiter.leave(now_ms)
                 if now_ms >= self._settles_ms and waiter.since_ms is None and came != 0:
                     self._settle()  # with a request that begins: others go on as they began
-                gate.join(waiter, ahead_ms, now_ms, client=level.path_of(self._key), size=size)
+                client = level.path_of(self._key) if came != 0 else self._path_at(level, waiter)
+                gate.join(waiter, ahead_ms, now_ms, client=client, size=size)
                 waiter.meter = level.meter
                 return False
             if waiter.gate is gate:
@@ -264,11 +265,15 @@ class ClientQuotas:
         for each in self.meters.values():
             each.settle()
 
-    def took(self, kind: QuotaKind, size: int) -> None:
+    def _path_at(self, level: GateHop, waiter: GateWaiter) -> TurnPath:
+        """Return the path to where a request began to wait: as who it did, it goes on."""
+        return waiter.client if waiter.meter is level.meter else level.path_of(self._key)
+
+    def took(self, kind: QuotaKind, size: int, waiter: GateWaiter) -> None:
         """Count more bytes of a request that has had its turn, which were charged."""
         meter = self.meters.get(kind)
         for level in () if meter is None else meter.levels:
-            level.meter.gate.turns.took(level.path_of(self._key), size)
+            level.meter.gate.turns.took(self._path_at(level, waiter), size)
 
     def grant(
         self,

@@ -239,7 +239,7 @@ class RequestFlow(FrameFlow):
         if exchange is not None and count:
             session = exchange.kind.session
             exchange.charge = session.charge(PRODUCER_BYTE_RATE, count, now_ms)
-            session.quotas.took(PRODUCER_BYTE_RATE, count)
+            session.quotas.took(PRODUCER_BYTE_RATE, count, self._pair.waiter)
             exchange.kind.relayed.cells[VALUE] += count
         if not is_whole:
             return

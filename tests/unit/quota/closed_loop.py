@@ -302,7 +302,7 @@ class Announcer:
         chunk = min(self._left, self.chunk_bytes)
         self._left -= chunk
         charge = client.charge(PRODUCER, chunk, world.now_ms)
-        client.took(PRODUCER, chunk)
+        client.took(PRODUCER, chunk, self._waiter)
         world.delivered.append((world.now_ms, chunk))
         self.got.append((world.now_ms, world.now_ms, chunk))
         if self._left:
