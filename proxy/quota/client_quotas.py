@@ -241,7 +241,7 @@ class ClientQuotas:
                 if waiter.gate is not gate:
                     waiter.leave(now_ms)
                 if now_ms >= self._settles_ms and waiter.since_ms is None and came != 0:
-                    self._settle()  # with a request that begins: others go on as they began
+                    self._settle(now_ms)  # with a request that begins
                 client = level.path_of(self._key) if came != 0 else self._path_at(level, waiter)
                 gate.join(waiter, ahead_ms, now_ms, client=client, size=size)
                 waiter.meter = level.meter
@@ -259,11 +259,15 @@ class ClientQuotas:
             waiter.leave(now_ms)
         return True
 
-    def _settle(self) -> None:
-        """Take turns by itself, as it is new no more."""
-        self._settles_ms, self._key = math.inf, (self._key[0], self._key[-1])
-        for each in self.meters.values():
-            each.settle()
+    def _settle(self, now_ms: float) -> None:
+        """Take turns by itself, as it is new no more; so does what waits."""
+        before, self._settles_ms = self._key, math.inf
+        self._key = before[0], before[-1]
+        for meter in self.meters.values():
+            levels = meter.levels
+            meter.settle()
+            for was, level in zip(levels, meter.levels, strict=True):
+                level.meter.gate.move(was.path_of(before), level.path_of(self._key), now_ms)
 
     def _path_at(self, level: GateHop, waiter: GateWaiter) -> TurnPath:
         """Return the path to where a request began to wait: as who it did, it goes on."""

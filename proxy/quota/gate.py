@@ -260,6 +260,14 @@ class Gate:
             waiter.gate, waiter.wakes_ms = None, math.inf
             self.poke(now_ms)
 
+    def move(self, path: TurnPath, to: TurnPath, now_ms: float) -> None:
+        """Have a client's connections that wait take their turns along another path."""
+        for waiter in self.turns.connections(path):
+            self.turns.leave(waiter, path, now_ms)
+            self.turns.join(waiter, to, waiter.size, now_ms)
+            waiter.client = to
+        self.poke(now_ms)
+
     def poke(self, now_ms: float, *, is_later: bool = False) -> None:
         """Call the first waiter's `wake` with its turn, if it is earlier, or `is_later` as well."""
         if self.waiting:

@@ -265,9 +265,17 @@ class Turns(Generic[W]):
 
     def count(self, path: TurnPath) -> int:
         """Return how many connections wait whose paths begin so."""
-        groups = self._groups(path)
-        line = groups[-1].lines.get(path[-1].key) if len(groups) == len(path) else None
+        line = self._line(path)
         return 0 if line is None else len(line)
+
+    def connections(self, path: TurnPath) -> tuple[W, ...]:
+        """Return the connections of a client that wait, in their order."""
+        line = self._line(path)
+        return tuple(line) if isinstance(line, OrderedDict) else ()
+
+    def _line(self, path: TurnPath) -> "Turns[W] | OrderedDict[W, None] | None":
+        groups = self._groups(path)
+        return groups[-1].lines.get(path[-1].key) if len(groups) == len(path) else None
 
     @property
     def clients(self) -> int:

@@ -274,6 +274,23 @@ def test_a_new_client_has_a_share_of_its_own_once_it_was_there_for_a_while(in_bu
 
 
 @pytest.mark.parametrize("in_budget", [False, True], ids=["shared", "budget"])
+def test_who_is_new_no_more_has_one_share_with_all_that_waits(in_budget):
+    """Connections that wait under the name of the address go on under the client's own."""
+    world = SharedLoop(4 * MB, in_budget=in_budget, burst_ms=500.0)
+    before = world.client_of("before", address=THERE)
+    honest = [world.producer(before, think_ms=2.0) for _ in range(4)]
+    new = world.client_of("new", address=HERE)
+    many = [world.producer(new, start_ms=LATER_MS) for _ in range(50)]
+    for each in honest:
+        each.size = 100_000
+    for each in many:
+        each.size = 300_000
+    world.run(END_MS)
+    soon = {"from_ms": LATER_MS + NEWCOMER_MS, "until_ms": LATER_MS + 2 * NEWCOMER_MS}
+    assert got(*honest, **soon) >= ENOUGH * 2 * MB
+
+
+@pytest.mark.parametrize("in_budget", [False, True], ids=["shared", "budget"])
 def test_a_new_user_has_a_share_of_its_own_at_once(in_budget):
     world = SharedLoop(in_budget=in_budget, by="user", burst_ms=500.0)
     users = [
