@@ -2,13 +2,20 @@
 
 import ctypes
 import sys
+from collections.abc import Callable
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 
-from proxy.garbage import KEPT_BYTES, MemoryTrimmer
+from proxy.garbage import FREED_AFTER_S, KEPT_BYTES, MemoryTrimmer
 
 LITTLE_BYTES = KEPT_BYTES // 4
+
+
+def busy() -> Callable[[], float]:
+    """CPU time of a process that is busy between each two looks."""
+    return map((2 * FREED_AFTER_S).__mul__, count()).__next__
 
 
 class Heap:
@@ -51,7 +58,7 @@ def heap():
 
 @pytest.fixture
 def memory(heap):
-    return MemoryTrimmer(heap)
+    return MemoryTrimmer(heap, busy())
 
 
 def trims_after(heap, memory, changes):
@@ -85,7 +92,16 @@ def test_what_has_left_the_heap_counts_no_more(heap, memory):
 
 
 def test_another_c_library_is_left_alone():
-    MemoryTrimmer(object()).give_back()
+    MemoryTrimmer(object(), busy()).give_back()
+
+
+def test_who_rests_does_not_look(heap):
+    cpu_s = 1.0
+    memory = MemoryTrimmer(heap, lambda: cpu_s)
+    cpu_s += FREED_AFTER_S / 2
+    assert trims_after(heap, memory, [KEPT_BYTES]) == [0]
+    cpu_s += FREED_AFTER_S
+    assert trims_after(heap, memory, [0]) == [1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
@@ -94,7 +110,7 @@ def test_glibc_says_what_is_free_and_gives_it_back():
     if not hasattr(library, "mallinfo2"):
         pytest.skip("musl, or glibc before 2.33")
     heap = Glibc(library)
-    memory = MemoryTrimmer(heap)
+    memory = MemoryTrimmer(heap, busy())
     blocks = [bytearray(LITTLE_BYTES // 256) for _ in range(256 * 16)]
     memory.give_back()  # what others had freed before is in use now
     before_bytes, before = heap.free_bytes, heap.trims
