@@ -225,6 +225,8 @@ class ClientQuotas:
         admitted. `topics`: the sensors of the topics that it names.
         """
         meter = self._meter(kind, now_ms)
+        if now_ms >= self._settles_ms and waiter.since_ms is None and came != 0:
+            self._settle(now_ms)  # with a request that begins
         is_fetched = kind is CONSUMER_BYTE_RATE
         own = levels = () if meter is None else meter.levels
         for each in topics:
@@ -240,8 +242,6 @@ class ClientQuotas:
             if not gate.lets(waiter, ahead_ms, now_ms):
                 if waiter.gate is not gate:
                     waiter.leave(now_ms)
-                if now_ms >= self._settles_ms and waiter.since_ms is None and came != 0:
-                    self._settle(now_ms)  # with a request that begins
                 client = level.path_of(self._key) if came != 0 else self._path_at(level, waiter)
                 gate.join(waiter, ahead_ms, now_ms, client=client, size=size)
                 waiter.meter = level.meter
@@ -266,8 +266,9 @@ class ClientQuotas:
         for meter in self.meters.values():
             levels = meter.levels
             meter.settle()
-            for was, level in zip(levels, meter.levels, strict=True):
-                level.meter.gate.move(was.path_of(before), level.path_of(self._key), now_ms)
+            for was, level in zip(levels, meter.levels, strict=False):
+                if was.meter is level.meter:  # not where a budget has changed: it wakes all
+                    level.meter.gate.move(was.path_of(before), level.path_of(self._key), now_ms)
 
     def _path_at(self, level: GateHop, waiter: GateWaiter) -> TurnPath:
         """Return the path to where a request began to wait: as who it did, it goes on."""

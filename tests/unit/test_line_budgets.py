@@ -34,7 +34,7 @@ BUDGETS = {
     "proxy/usage": Budget(959, 950),
     "proxy/pipeline": Budget(3121, 2700),
     "proxy/backpressure": Budget(2520, 1950),
-    "proxy/quota": Budget(5713, 3100),
+    "proxy/quota": Budget(5714, 3100),
     "proxy/progress": Budget(3705, 2950),
     "proxy/state": Budget(2302, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
