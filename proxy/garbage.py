@@ -28,7 +28,7 @@ is taken again soon is cheaper if it stays."""
 
 FREED_INTERVAL_S, FREED_AFTER_S = 0.1, 0.05
 """Between two looks at how much was freed, and of the process's CPU time: some hundred connections
-close in the latter. A look takes 0.2 ms, which at rest was most of all that there was to do."""
+close in the latter. A look takes 0.2 ms: at rest, a third of all that there was to do."""
 
 
 def spare_full_collections() -> None:

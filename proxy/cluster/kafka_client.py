@@ -12,6 +12,7 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
+    Set,
 )
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -215,26 +216,34 @@ class KafkaClient:
         """Return these partitions by their leader, without those that have none or are gone."""
         if unknown := {each for each in partitions if each not in self._found}:
             response = await self.metadata(sorted({topic for topic, _ in unknown}))
-            brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
-            walked = 0
-            while response.topics:  # what was read is freed: of a million at once that takes 0.1 s
-                topic = response.topics[-1]
-                if topic.partitions:
-                    part = topic.partitions.pop()
-                    partition = topic.name, part.partition_index
-                    if partition in unknown and part.leader_id in brokers:  # no others are kept
-                        self._found[partition] = brokers[part.leader_id]
-                else:
-                    response.topics.pop()
-                walked += 1
-                if not walked % MAX_REQUEST_PARTITIONS:
-                    await asyncio.sleep(0)
+            with misread_is_bad_response():
+                await self._learn_leaders(response, unknown)
         by_leader: dict[Address, list[Partition]] = {}
         for some in request_chunks(partitions):
             await asyncio.sleep(0)  # to look up thousands takes milliseconds
             for leader, led in self.known_leaders(some).items():
                 by_leader.setdefault(leader, []).extend(led)
         return by_leader
+
+    async def _learn_leaders(self, response: Any, wanted: Set[Partition]) -> None:
+        """Keep the leaders of the wanted partitions, of which the response is emptied.
+
+        What was read is freed: of a million partitions at once that takes 0.1 s.
+        """
+        brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+        walked = 0
+        while response.topics:
+            topic = response.topics[-1]
+            if topic.partitions:
+                part = topic.partitions.pop()
+                partition = topic.name, part.partition_index
+                if partition in wanted and part.leader_id in brokers:
+                    self._found[partition] = brokers[part.leader_id]
+            else:
+                response.topics.pop()
+            walked += 1
+            if not walked % MAX_REQUEST_PARTITIONS:
+                await asyncio.sleep(0)
 
     def known_leaders(self, partitions: Iterable[Partition]) -> dict[Address, list[Partition]]:
         """Return by their leader those of these partitions for which one was found before."""
@@ -272,8 +281,10 @@ class KafkaClient:
         if not wanted:
             return {}
         request = MetadataRequest[TOPIC_ID_VERSION](topics=wanted, allow_auto_topic_creation=False)
-        topics = (await self.ask(request)).topics
-        return {topic.topic_id.bytes: topic.name for topic in topics if not topic.error_code}
+        response = await self.ask(request)
+        with misread_is_bad_response():
+            topics = [each for each in response.topics if not each.error_code]
+            return {topic.topic_id.bytes: topic.name for topic in topics}
 
     async def retry(self, attempt: Callable[[], Awaitable[Value]]) -> Value:
         """Call until there is no UpstreamError, in the time that `within` gives."""

@@ -279,9 +279,8 @@ class NodeController:
         """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
         old, direction = self.state, chosen.direction
         rate, holders = chosen.rate, tuple(sorted({*asking, *old.holders}))
-        if (
-            direction is RateChangeDirection.INCREASE and rate == self.normal_rate
-        ):  # it is never above
+        # It is never above.
+        if direction is RateChangeDirection.INCREASE and rate == self.normal_rate:
             rate, holders = None, ()
         elif rate == old.rate and (
             direction is RateChangeDirection.INCREASE

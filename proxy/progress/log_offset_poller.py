@@ -96,8 +96,7 @@ class LogOffsetPoller:
         while True:
             problem = None
             try:
-                with misread_is_bad_response():
-                    await poll()
+                await poll()
             except UpstreamError as error:
                 problem = str(error)
             self._log_problem(poll, problem)
@@ -164,17 +163,18 @@ class LogOffsetPoller:
             request = ListOffsetsRequest[LIST_OFFSETS_VERSION](
                 replica_id=_CONSUMER, isolation_level=READ_UNCOMMITTED, topics=list(topics.items())
             )
-            answered = (await self._client.ask(request, leader)).topics
-            if sum(len(topic.partitions) for topic in answered) > MAX_REQUEST_PARTITIONS:
-                raise ValueError("more partitions than were asked for")
-            for topic in answered:
-                for row in topic.partitions:
-                    partition = topic.name, row.partition_index
-                    if row.error_code:
-                        self._client.forget(partition)
-                        self._failing.add(partition)
-                    elif row.offset >= 0:
-                        yield partition, row.offset
+            answer = await self._client.ask(request, leader)
+            with misread_is_bad_response():
+                rows = [(topic.name, row) for topic in answer.topics for row in topic.partitions]
+            if len(rows) > MAX_REQUEST_PARTITIONS:
+                raise UpstreamError("bad_response", "more partitions than were asked for")
+            for name, row in rows:
+                partition = name, row.partition_index
+                if row.error_code:
+                    self._client.forget(partition)
+                    self._failing.add(partition)
+                elif row.offset >= 0:
+                    yield partition, row.offset
 
     def _log_problem(self, poll: object, problem: str | None) -> None:
         """Log each problem once, and when all is well again."""

@@ -17,7 +17,7 @@ from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
 from proxy.backpressure.query_advice import OUTSIDE, update_query_advice
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
-from proxy.cluster.upstream import UpstreamError, misread_is_bad_response
+from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
 from proxy.pipeline.running_pipeline import RunningPipeline
@@ -340,8 +340,7 @@ class Queries:
         """Return log ends that a report goes beyond; none if the cluster does not answer."""
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
-                with misread_is_bad_response():
-                    return await self.log_offset_poller.look_up(partitions)
+                return await self.log_offset_poller.look_up(partitions)
         except (UpstreamError, TimeoutError) as error:
             _log.warning("log ends not looked up for a report", error=str(error) or "no answer")
             return {}
@@ -409,9 +408,7 @@ class Queries:
                 try:
                     for at in range(0, len(wanted), RESOLVE_AT_ONCE):
                         asked = wanted[at : at + RESOLVE_AT_ONCE]
-                        with misread_is_bad_response():
-                            names = await self._client.topic_names(asked)
-                        self._names.resolved(names)
+                        self._names.resolved(await self._client.topic_names(asked))
                 except UpstreamError as error:
                     _log.warning("topic names not looked up, trying again", error=str(error))
                 else:

@@ -21,6 +21,7 @@ from proxy.quota.entities import FORESEEN_KINDS, TRAFFIC_KINDS, ClientIdentity
 from proxy.quota.rules import Rule, RuleTable
 from proxy.state import Record, SlotStore, StateError, Store
 from proxy.state.state_records import key_parts
+from proxy.state.unpacking import unpack_at_most
 from proxy.tier.quota_keys import PIPELINE, LinkedClients, QuotaKeys
 from proxy.tier.tier_store import COMMON_SLOT, OWED, WATCH
 
@@ -79,14 +80,10 @@ class KeyDefinition:
             return None
         try:
             record.check_schema(KEYS_SCHEMA)
-            unpacking = zlib.decompressobj()
-            text = unpacking.decompress(b64decode(str(record.value)), MAX_KEYS_BYTES)
-            if not unpacking.eof:
-                raise ValueError(f"they are cut off, or have more than {MAX_KEYS_BYTES} bytes")
-            rules, sets = json.loads(text)
+            rules, sets = json.loads(unpack_at_most(b64decode(str(record.value)), MAX_KEYS_BYTES))
             together = tuple(LinkedClients(name, frozenset(ids)) for name, ids, _ in sets)
             return cls(rules_text(map(Rule.of, rules)), together)
-        except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StateError(
                 f"the rules that the tier goes by cannot be read: {error}",
                 "run versions that go together on all machines of the tier",

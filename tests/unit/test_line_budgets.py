@@ -25,20 +25,20 @@ BUDGETS = {
     "proxy/launcher": Budget(517, 400),
     "proxy/member.py proxy/wiring.py proxy/host_ports.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/garbage.py": Budget(1349, 650),
-    "proxy/tier": Budget(4141, 2350),
+    "proxy/tier": Budget(4137, 2350),
     "proxy/onboarding": Budget(960, 700),
-    "proxy/queries": Budget(986, 650),
+    "proxy/queries": Budget(983, 650),
     "proxy/admin": Budget(6234, 4250),
     "proxy/config": Budget(2635, 2150),
     "proxy/relay": Budget(6860, 4300),
     "proxy/usage": Budget(959, 950),
-    "proxy/pipeline": Budget(3121, 2700),
+    "proxy/pipeline": Budget(3120, 2700),
     "proxy/backpressure": Budget(2520, 1950),
     "proxy/quota": Budget(5714, 3100),
     "proxy/progress": Budget(3705, 2950),
-    "proxy/state": Budget(2302, 1300),
+    "proxy/state": Budget(2311, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5320, 4430
+        5331, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(898, 650),
     "proxy/spark/usage": Budget(1599, 900),

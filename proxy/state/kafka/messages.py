@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import uuid
-import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -17,8 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from proxy.state.store import Record, StateError
+from proxy.state.unpacking import GZIP_WBITS, unpack_at_most
 from proxy.wire.layout import VARINT_MORE, VARINT_PAYLOAD, VARINT_PAYLOAD_BITS
-from proxy.wire.produce import BATCH_MAGIC, BATCH_PREFIX_BYTES, MIN_BATCH_BYTES
+from proxy.wire.produce import BATCH_HEAD, BATCH_MAGIC, BATCH_PREFIX_BYTES, MIN_BATCH_BYTES
 
 MESSAGES_SCHEMA = 1
 """Number of this form. Whoever changes it counts on, and reads the older ones still."""
@@ -42,10 +42,9 @@ MAX_BATCH_MESSAGES = 100_000
 MAX_HEADERS = 8
 """Further ones of a message, which has three, are not read."""
 
-_LENGTH_AT, _MAGIC_AT, _COUNT_AT = 8, 16, 57  # in the head of a batch
+_COUNT_AT = 57  # in the head of a batch, behind what BATCH_HEAD has
 _CONTROL_TYPE, _ABORT = slice(2, 4), bytes(2)  # in the key of a control record, behind its version
 _MAX_VARINT_BITS = 63
-_GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +165,11 @@ def decode_batches(
     """
     left = memoryview(bytes(part.records or b""))
     while len(left) >= MIN_BATCH_BYTES:
-        end = BATCH_PREFIX_BYTES + int.from_bytes(left[_LENGTH_AT:BATCH_PREFIX_BYTES], signed=True)
-        if end > len(left):
+        offset, length, magic, _ = BATCH_HEAD.unpack_from(left)
+        if (end := BATCH_PREFIX_BYTES + length) > len(left):
             return
-        place = f"the batch at offset {int.from_bytes(left[:_LENGTH_AT], signed=True)} of topic "
-        place += f"{topic} (partition {part.partition_index})"
-        if end < MIN_BATCH_BYTES or left[_MAGIC_AT] != BATCH_MAGIC:
+        place = f"the batch at offset {offset} of topic {topic} (partition {part.partition_index})"
+        if end < MIN_BATCH_BYTES or magic != BATCH_MAGIC:
             raise damaged_error(place, "it is no record batch")
         batch, data = DefaultRecordBatch(bytes(left[:end])), bytes(left[MIN_BATCH_BYTES:end])
         count = int.from_bytes(left[_COUNT_AT:MIN_BATCH_BYTES], signed=True)
@@ -181,10 +179,11 @@ def decode_batches(
         if count > MAX_BATCH_MESSAGES:
             raise damaged_error(place, f"it has more than {MAX_BATCH_MESSAGES} messages")
         if batch.compression_type == GZIP_CODE:
-            unpacked = _unpacked(data, most_bytes)
-            if unpacked is None:
-                raise damaged_error(place, f"it unpacks to more than {most_bytes} bytes")
-            data = unpacked
+            try:
+                data = unpack_at_most(data, most_bytes, GZIP_WBITS)
+            except ValueError as error:
+                finding = f"it unpacks to more than {most_bytes} bytes"
+                raise damaged_error(place, finding) from error
         elif batch.compression_type != NO_CODE:
             raise damaged_error(place, "it is compressed otherwise than with gzip")
         yield batch, _messages(batch.base_offset, data, count, place)
@@ -237,16 +236,6 @@ def _read_sized(data: bytes, pos: int) -> tuple[bytes | None, int]:
     """Read bytes, None for null, which may be cut off by the end of the data."""
     size, pos = _read_varint(data, pos)
     return (None, pos) if size < 0 else (data[pos : pos + size], pos + size)
-
-
-def _unpacked(packed: bytes, most_bytes: int) -> bytes | None:
-    """Return what this unpacks to; None where it is more than `most_bytes`, cut off, or no gzip."""
-    unpacking = zlib.decompressobj(wbits=_GZIP_WBITS)
-    try:
-        data = unpacking.decompress(packed, most_bytes)
-    except zlib.error:
-        return None
-    return data if unpacking.eof and not unpacking.unused_data else None
 
 
 def damaged_error(place: str, finding: str) -> StateError:

@@ -13,6 +13,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from proxy.relay.steering import MemberAddresses
 from proxy.state import JsonDataclass
+from proxy.state.unpacking import unpack_at_most
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import SLOTS, SlotMap
 
@@ -63,13 +64,11 @@ def pack(document: Mapping[str, Any]) -> bytes:
 def unpack(data: bytes, most_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
     """Return what was packed; raises UserDataError."""
     try:
-        unpacking = zlib.decompressobj()
-        text = unpacking.decompress(data, most_bytes)
-        document = json.loads(text) if unpacking.eof else None
-    except (zlib.error, ValueError, RecursionError) as error:
+        document = json.loads(unpack_at_most(data, most_bytes))
+    except (ValueError, RecursionError) as error:
         raise UserDataError(f"not written by a proxy: {error}") from error
     if not isinstance(document, dict):
-        raise UserDataError("not written by a proxy, cut off, or too long")
+        raise UserDataError("not written by a proxy: no document")
     if document.get("form") != USER_DATA_SCHEMA:
         found = f"of form {document.get('form')!r}, and this version reads form {USER_DATA_SCHEMA}"
         raise UserDataError(f"{found}: run versions that go together")
